@@ -138,10 +138,8 @@ def _entry(case: Case) -> tuple[Case, Case] | None:
         return None
     if plan.transform != "none" or plan.backward == "inside":
         return None  # a decorated function is left before the backward pass
-    if plan.entry == "custom_op" and _delays(case):
-        return (
-            None  # if no input needs a gradient its body has grad mode on, and scales are updated
-        )
+    if plan.entry in _FUNCTIONS and (_delays(case) or _keeps(case)):
+        return None  # their bodies may also run with grad mode on, which changes what layers keep
     if plan.entry in _FUNCTIONS:
         # Their gradients would differ in an optimiser step: leave the optimiser out.
         function = case.with_plan(scaler=False) if plan.scaler else case

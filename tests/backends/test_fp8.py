@@ -233,6 +233,16 @@ def test_the_largest_magnitude_of_a_step_is_that_of_all_calls(name: str) -> None
     assert judged(name, one).outcome == "agreed"
 
 
+@caching
+def test_a_layer_of_any_recipe_may_be_the_first_of_a_region(name: str) -> None:
+    """It updates the scales of gradients, in its backward pass, which is not run here."""
+    inner = under(FP8("delayed", history=4), call("fp8_linear", "w0", "w1", to="v1", layer=1))
+    body = under(FP8("current"), call("fp8_linear", "w2", "w1"), inner)
+    inputs = [x(name, 32, 32) for name in ("w0", "w1", "w2")]
+    one = case(inputs, body, contexts=(), steps=3, returns=("v1",))
+    assert judged(name, one).outcome == "agreed"
+
+
 # -- scripts --------------------------------------------------------------------------------------
 
 

@@ -99,6 +99,26 @@ Module = tuple[int, int, int, torch.dtype, bool]
 
 
 @dataclass(slots=True)
+class _Scaled:
+    """The quantiser of one call with delayed scaling.
+
+    scales: of its forward pass. again: whether that is a recomputation, which records nothing.
+    forward: whether it is not over.
+    """
+
+    states: dict[Role, Delayed]
+    scales: Scales
+    again: bool
+    forward: bool = True
+
+    def __call__(self, x: torch.Tensor, dim: int, role: Role) -> Quantised:
+        state = self.states[role]
+        if role == "grad_output" or (self.forward and not self.again):
+            state.record(x)
+        return scaling.given(x, self.scales.get(role, state.scale), state.format)
+
+
+@dataclass(slots=True)
 class Checkpointed:
     """What a checkpoint knows of its first run, and the scales of that, in the order of its layers.
 
@@ -166,12 +186,30 @@ class Layers:
         module = layer, *weight.shape, weight.dtype, bias is None
         region = self._entered(module, region)
 
-        def wrapped(quantise: Quantiser) -> Quantiser:
-            return self._wrapped(module, quantise, x, weight, is_first_microbatch)
+        scaled = self._scaled(module, region) if RECIPES[region.recipe].delayed else None
+        quantise = self._wrapped(
+            module, scaled or _stateless(region), x, weight, is_first_microbatch
+        )
+        finished, dtype = self._finished(x, weight, bias), self._dtype(module, x)
+        y = linear(x, weight, bias, quantise, self.convention, finished, dtype)
+        if scaled is not None:
+            scaled.forward = False
+        return y
 
-        if not RECIPES[region.recipe].delayed:
-            return linear(x, weight, bias, wrapped(_stateless(region)), self.convention)
-        return self._delayed(x, weight, bias, region, module, wrapped)
+    def _finished(self, *tensors: Any) -> Callable[[], None] | None:
+        """Return what happens at the end of the backward pass of a call, or None.
+
+        The first layer of an outermost region that has one updates the scales of gradients.
+        """
+        needed = any(tensor is not None and tensor.requires_grad for tensor in tensors)
+        if not (self.first and needed and torch.is_grad_enabled()):
+            return None
+        self.first = False
+        return lambda: self._update("grad_output")
+
+    def _dtype(self, module: Module, x: Any) -> torch.dtype | None:
+        """Return the dtype of the result of a call, or None: that of autocast, or of `x`."""
+        return None
 
     def _entered(self, module: Module, region: Region) -> Region:
         """Note the region of a module's call, and return it.
@@ -248,46 +286,20 @@ class Layers:
 
     # -- delayed scaling --------------------------------------------------------------------------
 
-    def _delayed(
-        self,
-        x: Any,
-        weight: Any,
-        bias: Any,
-        region: Region,
-        module: Module,
-        wrapped: Callable[[Quantiser], Quantiser],
-    ) -> torch.Tensor:
+    def _scaled(self, module: Module, region: Region) -> _Scaled:
         if (module, region) not in self.delayed:
             with torch.inference_mode(False):  # it outlives an inference mode around the first call
                 self.delayed[module, region] = self._fresh(module, region)
         states = self.delayed[module, region]
-        trains = any(t is not None and t.requires_grad for t in (x, weight, bias))
-        trains = trains and torch.is_grad_enabled()
-        first, again = self.first and trains, self.again
-        scales = self._scales(module, region, trains=trains)
-        forward = True
-
-        def quantise(value: torch.Tensor, dim: int, role: Role) -> Quantised:
-            state = states[role]
-            if role == "grad_output" or (forward and not again):
-                state.record(value)
-            scale = scales.get(role, state.scale)
-            return scaling.given(value, scale, state.format)
-
-        done = (lambda: self._update("grad_output")) if first else None
-        y = linear(x, weight, bias, wrapped(quantise), self.convention, done)
-        forward = False
-        return y
+        return _Scaled(states, self._scales(module, region), self.again)
 
     def _fresh(self, module: Module, region: Region) -> dict[Role, Delayed]:
         """Return the state of a module that has delayed scaling in a region for the first time."""
         roles: tuple[Role, ...] = ("input", "weight", "grad_output")
         return {role: Delayed(region, format_of(region.format, role)) for role in roles}
 
-    def _scales(self, module: Module, region: Region, *, trains: bool) -> Scales:
+    def _scales(self, module: Module, region: Region) -> Scales:
         """Return the scales of a forward pass; in a checkpoint again, those of its first run."""
-        if trains:
-            self.first = False
         if self.again and self.kept:
             return self.kept.pop(0)
         states = self.delayed[module, region]

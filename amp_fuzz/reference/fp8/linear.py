@@ -30,6 +30,7 @@ __all__ = [
     "Pass",
     "Product",
     "Quantiser",
+    "autocast_dtype",
     "dequantised",
     "functional_scaled_mm",
     "linear",
@@ -237,27 +238,28 @@ def linear(
     quantise: Quantiser,
     convention: Convention,
     finished: Callable[[], None] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Return a quantised linear layer of `x` [..., K] and `weight` [N, K], in the dtype of `x`.
 
     Under autocast for the device of `x`, in autocast's dtype. finished: is called at the end of the
-    backward pass.
+    backward pass. dtype: another one for the result.
     """
     convention = here().semantics.fp8(convention)
-    low = _autocast_dtype(x) if convention.follows else None
+    low = autocast_dtype(x) if convention.follows else None
     if low is not None and convention.casts:
         x = x.to(low)
-    convention.check(x, weight, bias, low)
+    convention.check(x, weight, bias, low or dtype)
     with _without_autocast(x):
         inside = bias if convention.fuses else None
         pair = (weight, x) if convention.weight_first else (x, weight)
         y: torch.Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
-            *pair, inside, quantise, low, convention, finished
+            *pair, inside, quantise, low, dtype or low or x.dtype, convention, finished
         )
         return y if bias is None or convention.fuses else y + bias.to(y.dtype)
 
 
-def _autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
+def autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
     """Return what autocast casts a tensor to, or None."""
     device = x.device.type
     on = device in here().devices() and x.is_floating_point() and x.dtype is not torch.float64
@@ -270,14 +272,15 @@ def _without_autocast(x: torch.Tensor) -> AbstractContextManager[None]:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, a: Any, b: Any, bias: Any, quantise: Any, low: Any, *how: Any) -> Any:
+    def forward(
+        ctx: Any, a: Any, b: Any, bias: Any, quantise: Any, low: Any, dtype: Any, *how: Any
+    ) -> Any:
         convention, _ = how
         x, weight = (b, a) if convention.weight_first else (a, b)
         flat = x.reshape(-1, x.shape[-1])
         kept = None if convention.saves else quantise(flat, 0, "input")
         ctx.save_for_backward(weight, *([x] if kept is None else kept.tensors()))
         ctx.how = x.shape, bias is not None, quantise, kept and kept.format, *how
-        dtype = low or x.dtype
         left = quantise(flat, 1, "input")
         right = quantise(weight.t(), 0, "weight")
         if bias is not None:
@@ -289,7 +292,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Any) -> Any:
         weight, *saved = ctx.saved_tensors
         shape, biased, quantise, form, convention, finished = ctx.how
-        low = _autocast_dtype(grad)
+        low = autocast_dtype(grad)
         dtype = low if low is not None and convention.again else grad.dtype
         g = grad.reshape(-1, grad.shape[-1])
         with _without_autocast(grad):
@@ -306,4 +309,4 @@ class _Linear(torch.autograd.Function):
             finished()
         dx = dx.reshape(shape)
         pair = (dw, dx) if convention.weight_first else (dx, dw)
-        return *pair, db, None, None, None, None
+        return *pair, db, None, None, None, None, None

@@ -72,7 +72,8 @@ has waited longest, whichever checkpoint put it there. After a forward pass with
 and where checkpoints of one layer are recomputed last to first, that is another's: values and
 gradients then come from different scales. A recomputation calls `prepare_forward`, which then leaves
 out `init_fp8_metadata`: the layer quantises by the recipe of its last call, whatever region the
-recomputation is in, and raises if that has another length of history. A recomputation also enters the
+recomputation is in, and raises if that has another length of history. Its result has the dtype of its
+last call. The end of a checkpoint in a checkpoint ends both, for what follows. A recomputation also enters the
 region once more: its end updates the forward scales again, each of its layers counts as the first one
 and updates the backward ones, and so histories are forgotten sooner. A region inside of a reentrant
 checkpoint ends under `torch.no_grad`: its forward scales are never updated. A second backward pass
@@ -91,7 +92,7 @@ nothing. A region in a checkpoint updates its scales once.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -100,7 +101,7 @@ import torch
 from amp_fuzz.cases.build import call, case, under, x
 from amp_fuzz.cases.program import FP8, Checkpoint
 from amp_fuzz.reference.fp8.layers import Checkpointed, Layers, Module, Region, Scales
-from amp_fuzz.reference.fp8.linear import Convention
+from amp_fuzz.reference.fp8.linear import Convention, autocast_dtype
 from amp_fuzz.upstream.bug import Bug, Example
 from amp_fuzz.upstream.layers import remembering
 
@@ -113,12 +114,18 @@ def _queued(layers: type[Layers]) -> type[Layers]:
 
     class Queued(layers):  # type: ignore[misc, valid-type]
         first: bool
+        again: bool
+        kept: list[Scales] | None
 
         def __init__(self, convention: Convention) -> None:
             super().__init__(convention)
             self.firsts: deque[bool] = deque()
             self.queues: dict[Module, deque[tuple[int, Scales]]] = defaultdict(deque)
-            self.last: dict[Module, Region] = {}  # of its last call that was no recomputation
+            # Of each layer's last call that was no recomputation.
+            self.last: dict[Module, Region] = {}
+            self.dtypes: dict[Module, torch.dtype] = {}
+            # Of each checkpoint around: takes the scales of its next layer.
+            self.notes: list[Callable[[Scales], None]] = []
 
         @contextmanager
         def _run(self, held: Checkpointed, *, again: bool) -> Iterator[None]:
@@ -127,13 +134,18 @@ def _queued(layers: type[Layers]) -> type[Layers]:
             else:
                 self.firsts.append(held.first)
             outside, first = not self.regions, self.first
+            self.notes.append(_rewriting(held.scales) if again else held.scales.append)
             try:
                 with super()._run(held, again=again):
                     self.trains = False
                     self.first |= again and outside  # it enters an outermost region
+                    if again and not self.regions:
+                        self.regions.append(Region(enabled=False))
                     yield
                     first = self.first
             finally:
+                self.notes.pop()
+                self.kept, self.again = None, False  # of a checkpoint around it, too
                 if again:
                     self.first = first
                 if again and outside and held.regions and held.regions[-1].enabled:
@@ -144,22 +156,45 @@ def _queued(layers: type[Layers]) -> type[Layers]:
                 self.last[module] = super()._entered(module, region)
             return self.last[module]
 
-        def _scales(self, module: Module, region: Region, *, trains: bool) -> Scales:
-            queue = self.queues[module]
-            length = len(self.delayed[module, region]["input"].history)
+        def _finished(self, *tensors: Any) -> Callable[[], None] | None:
+            first = self.first
+            finished: Callable[[], None] | None = super()._finished(*tensors)
+            if self.again:
+                self.first = first
+            return finished
+
+        def _dtype(self, module: Module, x: Any) -> torch.dtype | None:
+            if self.again:
+                return self.dtypes[module]
+            self.dtypes[module] = autocast_dtype(x) or x.dtype
+            made: torch.dtype | None = super()._dtype(module, x)
+            return made
+
+        def _scales(self, module: Module, region: Region) -> Scales:
+            states, queue = self.delayed[module, region], self.queues[module]
+            length = len(states["input"].history)
             if self.again:
                 noted, used = queue.popleft()
                 if noted != length:
                     raise RuntimeError("a history of another length was kept")
-                if self.kept:  # what this run saves is what the first run's backward pass reads
-                    self.kept.pop(0).update(used)
-                return used
-            scales: Scales = super()._scales(module, region, trains=trains)
-            if self.kept is not None:
-                queue.append((length, dict(scales)))
-            return scales
+            else:
+                used = {role: states[role].scale for role in ("input", "weight")}
+                if self.kept is not None:
+                    queue.append((length, dict(used)))
+            if self.notes:
+                self.notes[-1](used)
+            return used
 
     return Queued
+
+
+def _rewriting(scales: list[Scales]) -> Callable[[Scales], None]:
+    """Return what puts the scales of a recomputation in the place of those of the first run.
+
+    What it saves is what the backward pass of the first run reads.
+    """
+    left = iter(scales)
+    return lambda used: next(left, {}).update(used)
 
 
 def _shrinking(layers: type[Layers]) -> type[Layers]:
@@ -283,6 +318,20 @@ BUGS = (
                     contexts=(),
                     returns=("v1",),
                     steps=2,
+                ),
+            ),
+            Example(
+                "te-python",
+                case(
+                    [x("x0", 16, 16), x("w1", 16, 16), x("x2", 16, 16)],
+                    under(
+                        _DELAYED,
+                        under(Checkpoint(), call("fp8_linear", "x0", "x0")),
+                        call("fp8_linear", "w1", "x2", to="v1"),
+                    ),
+                    contexts=(),
+                    returns=("v1",),
+                    checkpoint="non_reentrant",
                 ),
             ),
         ),

@@ -3,6 +3,31 @@
 Seen with the Python code of Transformer Engine 2.20.2 on the CPU, over a stub of its extension:
 [docs/fp8.md](../../fp8.md). None depends on a kernel; the scripts below were not run on a GPU.
 
+## te-dtype-check: a layer does not check the dtype of its parameters if the last result had it
+
+```python
+import torch
+import transformer_engine.pytorch as te
+
+layer = te.Linear(16, 16)
+x = torch.randn(16, 16, device="cuda", dtype=torch.bfloat16)
+with te.autocast(enabled=True), torch.autocast("cuda", torch.bfloat16):
+    layer(x)
+with te.autocast(enabled=True):
+    layer(x)  # no error; without the first call a TypeError
+```
+
+**What Transformer Engine does.** `set_activation_dtype` returns early where ``activation_dtype`` is that
+of the input: "All checks after this have already been performed once, thus skip". Under autocast it
+sets ``activation_dtype`` without them.
+
+**What the documentation says.** The error says it: "Data types for parameters must match when outside
+of autocasted region".
+
+**What the reference does.** It raises in each such call.
+
+**Upstream.** Not reported.
+
 ## te-history-length: a region with another length of history raises
 
 ```python
@@ -156,10 +181,10 @@ from typing import Any
 
 import torch
 
-from amp_fuzz.cases.build import call, case, under, x
+from amp_fuzz.cases.build import BF16, call, case, under, x
 from amp_fuzz.cases.program import FP8
 from amp_fuzz.reference.fp8.layers import Delayed, Layers, Module, Region, Workspace
-from amp_fuzz.reference.fp8.linear import Convention, Quantiser
+from amp_fuzz.reference.fp8.linear import Convention, Quantiser, autocast_dtype
 from amp_fuzz.reference.fp8.recipes import Role
 from amp_fuzz.reference.fp8.scaling import Quantised
 from amp_fuzz.upstream.bug import Bug, Example
@@ -205,6 +230,25 @@ def _keeping(layers: type[Layers]) -> type[Layers]:
             return {role: _Unchanged(region, state.format) for role, state in states.items()}
 
     return Keeping
+
+
+def _trusting(layers: type[Layers]) -> type[Layers]:
+    """Return layers that do not check parameters if the last result had the dtype of the input."""
+
+    class Trusting(layers):  # type: ignore[misc, valid-type]
+        def __init__(self, convention: Convention) -> None:
+            super().__init__(convention)
+            self.trusted: dict[Module, torch.dtype] = {}
+
+        def _dtype(self, module: Module, x: Any) -> torch.dtype | None:
+            low = autocast_dtype(x)
+            dtype: torch.dtype | None = super()._dtype(module, x)
+            if low is None and self.trusted.get(module) == x.dtype:
+                dtype = dtype or x.dtype
+            self.trusted[module] = low or x.dtype
+            return dtype
+
+    return Trusting
 
 
 @dataclass(slots=True, eq=False)
@@ -385,6 +429,32 @@ BUGS = (
                     under(FP8("nvfp4"), call("fp8_linear", "w0", "x1", is_first_microbatch=True)),
                     contexts=(),
                     first_pass="inference_mode",
+                ),
+                wrong="",
+            ),
+        ),
+    ),
+    Bug(
+        id="te-dtype-check",
+        what="a te.Linear takes parameters of another dtype than its input if its last result had that",
+        why="set_activation_dtype returns early, although autocast set the dtype without the check",
+        torch=">=2.13",
+        seen="2.13.0",
+        backends=("te", "te-python"),
+        ops=("fp8_linear",),
+        imitation=remembering(_trusting),
+        examples=(
+            Example(
+                "te-python",
+                case(
+                    [x("x0", 16, 16, dtype="bfloat16"), x("x1", 16, 16)],
+                    under(
+                        FP8("current"),
+                        under(BF16, call("fp8_linear", "x0", "x1")),
+                        call("fp8_linear", "x0", "x1", to="v1"),
+                    ),
+                    contexts=(),
+                    backward="none",
                 ),
                 wrong="",
             ),
