@@ -98,7 +98,7 @@ from typing import Any
 
 import torch
 
-from amp_fuzz.cases.build import call, case, under, x
+from amp_fuzz.cases.build import BF16, call, case, under, x
 from amp_fuzz.cases.program import FP8, Checkpoint
 from amp_fuzz.reference.fp8.layers import Checkpointed, Layers, Module, Region, Scales
 from amp_fuzz.reference.fp8.linear import Convention, autocast_dtype
@@ -133,7 +133,7 @@ def _queued(layers: type[Layers]) -> type[Layers]:
                 held.first = self.firsts.popleft()
             else:
                 self.firsts.append(held.first)
-            outside, first = not self.regions, self.first
+            outside = not self.regions
             self.notes.append(_rewriting(held.scales) if again else held.scales.append)
             try:
                 with super()._run(held, again=again):
@@ -142,12 +142,11 @@ def _queued(layers: type[Layers]) -> type[Layers]:
                     if again and not self.regions:
                         self.regions.append(Region(enabled=False))
                     yield
-                    first = self.first
             finally:
                 self.notes.pop()
                 self.kept, self.again = None, False  # of a checkpoint around it, too
                 if again:
-                    self.first = first
+                    self.first = held.first
                 if again and outside and held.regions and held.regions[-1].enabled:
                     self._update("input", "weight")
 
@@ -309,6 +308,20 @@ BUGS = (
             Example(
                 "te-python",
                 case(
+                    [x("x0", 16, 16), x("w1", 16, 16)],
+                    under(
+                        _DELAYED,
+                        call("fp8_linear", "x0", "w1"),
+                        under(FP8("delayed", history=2), call("fp8_linear", "x0", "w1", to="v1")),
+                    ),
+                    contexts=(),
+                    checkpoint="reentrant",
+                ),
+                wrong="",
+            ),
+            Example(
+                "te-python",
+                case(
                     [x("w0", 16, 16), x("x1", 16, 16), x("x2", 16, 16), x("w3", 16, 16)],
                     under(
                         _DELAYED,
@@ -334,6 +347,20 @@ BUGS = (
                     checkpoint="non_reentrant",
                 ),
             ),
+            Example(
+                "te-python",
+                case(
+                    [x("w0", 16, 16), x("x1", 16, 16)],
+                    under(
+                        FP8("current"),
+                        call("fp8_linear", "w0", "x1"),
+                        under(BF16, call("fp8_linear", "w0", "x1", to="v1")),
+                    ),
+                    contexts=(),
+                    returns=("v0",),
+                    checkpoint="reentrant",
+                ),
+            ),
         ),
     ),
     Bug(
@@ -352,6 +379,20 @@ BUGS = (
                     [x("x0", 16, 16), x("w1", 16, 16)],
                     under(FP8("current"), under(Checkpoint(), call("fp8_linear", "x0", "w1"))),
                     contexts=(),
+                ),
+                wrong="",
+            ),
+            Example(
+                "te-python",
+                case(
+                    [x("x0", 16, 16), x("w1", 16, 16)],
+                    under(
+                        FP8("current"),
+                        call("fp8_linear", "x0", "w1"),
+                        under(Checkpoint(True), call("neg", "v0", to="v1")),
+                    ),
+                    contexts=(),
+                    checkpoint="non_reentrant",
                 ),
                 wrong="",
             ),

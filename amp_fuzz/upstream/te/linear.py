@@ -117,6 +117,34 @@ weights". A custom recipe is no exception.
 
 **Upstream.** Not reported.
 
+## te-nested-update: after a nested region, backward scales are updated twice
+
+```python
+import torch
+import transformer_engine.pytorch as te
+from transformer_engine.common.recipe import DelayedScaling, Float8CurrentScaling
+
+inner, outer = te.Linear(16, 16), te.Linear(16, 16)
+x = torch.randn(16, 16, device="cuda")
+with te.autocast(enabled=True, recipe=DelayedScaling(amax_history_len=4)):
+    with te.autocast(enabled=True, recipe=Float8CurrentScaling()):
+        y = inner(x)
+    z = outer(x)
+(y.sum() + z.sum()).backward()  # both layers update the scales of gradients at their end
+```
+
+**What Transformer Engine does.** The first layer of an outermost region clears
+``is_first_fp8_module``, and updates the backward scales at the end of its backward pass. The end of a
+nested region puts the flag back as it was at its beginning (`set_autocast_state`). So the next layer
+counts as the first, too. Histories are rolled twice a step, and forgotten sooner.
+
+**What the documentation says.** `is_first_fp8_module` "returns `True` only the first time when called
+multiple times". ``amax_history_len`` is "the length of the amax history window".
+
+**What the reference does.** One layer of an outermost region updates them, once a step.
+
+**Upstream.** Not reported.
+
 ## te-recipe-change: a layer ignores a change of its recipe
 
 ```python
@@ -176,6 +204,8 @@ version.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -230,6 +260,24 @@ def _keeping(layers: type[Layers]) -> type[Layers]:
             return {role: _Unchanged(region, state.format) for role, state in states.items()}
 
     return Keeping
+
+
+def _nesting(layers: type[Layers]) -> type[Layers]:
+    """Return layers of which the next one after a region counts as it would have before it."""
+
+    class Nesting(layers):  # type: ignore[misc, valid-type]
+        first: bool
+
+        @contextmanager
+        def fp8(self, recipe: str = "tensorwise", **options: Any) -> Iterator[None]:
+            first = self.first
+            try:
+                with super().fp8(recipe, **options):
+                    yield
+            finally:
+                self.first = first
+
+    return Nesting
 
 
 def _trusting(layers: type[Layers]) -> type[Layers]:
@@ -480,6 +528,32 @@ BUGS = (
                     contexts=(),
                 ),
                 wrong="",
+            ),
+        ),
+    ),
+    Bug(
+        id="te-nested-update",
+        what="after a nested region a te.Linear updates the backward scales once more",
+        why="the end of the region restores is_first_fp8_module, which its first layer had cleared",
+        torch=">=2.13",
+        seen="2.13.0",
+        backends=("te", "te-python"),
+        ops=("fp8_linear",),
+        imitation=remembering(_nesting),
+        examples=(
+            Example(
+                "te-python",
+                case(
+                    [x("w0", 16, 16), x("w1", 16, 16), x("w2", 16, 16)],
+                    under(
+                        FP8("delayed", history=2),
+                        under(FP8("current"), call("fp8_linear", "w0", "w0")),
+                        call("fp8_linear", "w0", "w1", to="v1", layer=1),
+                        call("fp8_linear", "v1", "w2", to="v2", layer=2),
+                    ),
+                    contexts=(),
+                    steps=3,
+                ),
             ),
         ),
     ),
