@@ -138,7 +138,8 @@ def _entry(case: Case) -> tuple[Case, Case] | None:
         return None
     if plan.transform != "none" or plan.backward == "inside":
         return None  # a decorated function is left before the backward pass
-    if plan.entry in _FUNCTIONS and (_delays(case) or _keeps(case)):
+    later = plan.steps > 1 or plan.calls > 1
+    if plan.entry in _FUNCTIONS and later and (_delays(case) or _keeps(case)):
         return None  # their bodies may also run with grad mode on, which changes what layers keep
     if plan.entry in _FUNCTIONS:
         # Their gradients would differ in an optimiser step: leave the optimiser out.
@@ -177,7 +178,7 @@ def _transform(case: Case) -> tuple[Case, Case] | None:
 def _delays(case: Case) -> bool:
     """Return whether FP8 scales depend on earlier steps."""
     contexts = regions(case.program.body)
-    return any(isinstance(c, FP8) and c.recipe == "delayed" for c in contexts)
+    return any(isinstance(c, FP8) and c.enabled and c.recipe == "delayed" for c in contexts)
 
 
 def _keeps(case: Case) -> bool:

@@ -7,6 +7,7 @@ Seen with the Python code of Transformer Engine 2.20.2 on the CPU, over a stub o
 
 ```python
 import torch
+from torch.utils.checkpoint import _StopRecomputationError
 import transformer_engine.pytorch as te
 
 x = torch.randn(16, 16, device="cuda", requires_grad=True)
@@ -16,8 +17,8 @@ y.sum().backward(retain_graph=True)
 y.sum().backward()  # TypeError: Output of saved tensor unpack_hook expected to be a Tensor
 ```
 
-**What Transformer Engine does.** `_checkpoint_hook` keeps the recomputed tensors, and puts None in the
-place of one that it has given away. A second backward pass gets None.
+**What Transformer Engine does.** `_checkpoint_hook` keeps the recomputed tensors, and puts None in
+the place of one that it has given away. A second backward pass gets None.
 
 **What the documentation says.** torch's: with ``retain_graph=True`` "the graph used to compute the
 grads" is not freed. `torch.utils.checkpoint` recomputes again.
@@ -30,6 +31,7 @@ grads" is not freed. `torch.utils.checkpoint` recomputes again.
 
 ```python
 import torch
+from torch.utils.checkpoint import _StopRecomputationError
 import transformer_engine.pytorch as te
 
 layer = te.Linear(16, 16)
@@ -51,10 +53,34 @@ names no limit.
 
 **Upstream.** Not reported.
 
-## te-checkpoint-state: checkpoints mix up the state of delayed scaling
+## te-checkpoint-shift: a non-reentrant checkpoint takes one saved tensor for another
 
 ```python
 import torch
+import transformer_engine.pytorch as te
+
+first, second = te.Linear(16, 16), te.Linear(16, 16)
+x = torch.randn(16, 16, device="cuda")
+with te.autocast(enabled=True):
+    y, _ = te.checkpoint(lambda x: (first(x), second(x)), x, use_reentrant=False)
+y.sum().backward()  # RuntimeError: Only Tensors of floating point and complex dtype can require gradients
+```
+
+**What Transformer Engine does.** As in `te-checkpoint-index`, the recomputation saves fewer tensors
+than the first run. Here the backward pass asks for none beyond the last, but each number now stands
+for a later tensor: the data of a weight, say, instead of a bias.
+
+**What the documentation says.** As in `te-checkpoint-index`.
+
+**What the reference does.** It gives the gradients that it gives without a checkpoint.
+
+**Upstream.** Not reported.
+
+## te-checkpoint-state: a checkpoint recomputes with the state of another call
+
+```python
+import torch
+from torch.utils.checkpoint import _StopRecomputationError
 import transformer_engine.pytorch as te
 
 layer = te.Linear(16, 16)
@@ -67,18 +93,19 @@ y.sum().backward()  # the recomputation uses the scales of the first call
 ```
 
 **What Transformer Engine does.** A checkpoint puts the scales of its layers, and whether its layers
-are the first of their region, into queues of the process or of the layer. A recomputation takes what
-has waited longest, whichever checkpoint put it there. After a forward pass without a backward pass,
-and where checkpoints of one layer are recomputed last to first, that is another's: values and
-gradients then come from different scales. A recomputation calls `prepare_forward`, which then leaves
-out `init_fp8_metadata`: the layer quantises by the recipe of its last call, whatever region the
-recomputation is in, and raises if that has another length of history. Its result has the dtype of its
-last call. The end of a checkpoint in a checkpoint ends both, for what follows. A recomputation also enters the
-region once more: its end updates the forward scales again, each of its layers counts as the first one
-and updates the backward ones, and so histories are forgotten sooner. A region inside of a reentrant
-checkpoint ends under `torch.no_grad`: its forward scales are never updated. A second backward pass
-over a retained graph finds the queues empty: "IndexError: pop from empty list". That error leaves the
-flag of the recomputation set, and later calls of the layer raise a KeyError.
+are the first of their region, into queues of the process or of the layer. A recomputation takes
+what has waited longest, whichever checkpoint put it there. After a forward pass without a backward
+pass, and where checkpoints of one layer are recomputed last to first, that is another's: values and
+gradients then come from different scales. A recomputation calls `prepare_forward`, which then
+leaves out `init_fp8_metadata`: the layer quantises by the recipe of its last call, whatever region
+the recomputation is in, and raises if that has another length of history. Its result has the dtype
+of its last call. The end of a checkpoint in a checkpoint ends both, for what follows. A
+recomputation also enters the region once more: its end updates the forward scales again, each of
+its layers counts as the first one and updates the backward ones, and so histories are forgotten
+sooner. A region inside of a reentrant checkpoint ends under `torch.no_grad`: its forward scales are
+never updated. A second backward pass over a retained graph finds the queues empty: "IndexError: pop
+from empty list". That error leaves the flag of the recomputation set, and later calls of the layer
+raise an IndexError, those of another layer a KeyError.
 
 **What the documentation says.** The scales are copied "to ensure both forward steps are numerically
 same".
@@ -97,6 +124,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import _StopRecomputationError
 
 from amp_fuzz.cases.build import BF16, call, case, under, x
 from amp_fuzz.cases.program import FP8, Checkpoint
@@ -216,14 +244,20 @@ def _shrinking(layers: type[Layers]) -> type[Layers]:
         @contextmanager
         def _run(self, held: Checkpointed, *, again: bool) -> Iterator[None]:
             around, self.shrunk = self.shrunk, False
+            fewer = IndexError("the recomputation saved fewer tensors than the first run")
+            fails = False
             try:
                 with super()._run(held, again=again):
                     yield
+                    fails = again and not held.reentrant and self.shrunk
+            except _StopRecomputationError:  # it has saved as much as the first run did
+                if again and self.shrunk:
+                    raise fewer from None
+                raise
             finally:
-                shrunk, self.shrunk = self.shrunk, around
-                # In place of the error by which torch ends a recomputation early, too.
-                if again and not held.reentrant and shrunk:
-                    raise IndexError("the recomputation saved fewer tensors than the first run")
+                self.shrunk = around
+            if fails:
+                raise fewer
 
     return Shrinking
 
@@ -256,9 +290,39 @@ BUGS = (
         ),
     ),
     Bug(
+        id="te-checkpoint-shift",
+        what="te.checkpoint without reentrance takes the data of a weight for another tensor, and raises",
+        why="the recomputation saves fewer tensors than the first run, which numbered them",
+        torch=">=2.13",
+        seen="2.13.0",
+        backends=_BACKENDS,
+        kinds=("raise",),
+        ops=("fp8_linear",),
+        observed="RuntimeError: Only Tensors of floating point and complex dtype can require gradients",
+        examples=(
+            Example(
+                "te-python",
+                case(
+                    [x("x0", 16, 16), x("x1", 16, 16), x("w2", 16), x("w3", 16)],
+                    under(
+                        FP8("current"),
+                        under(
+                            Checkpoint(),
+                            call("fp8_linear", "x0", "x1", "w2"),
+                            call("fp8_linear", "x0", "x1", "w3", to="v1"),
+                        ),
+                    ),
+                    contexts=(),
+                    returns=("v0",),
+                ),
+                wrong="",
+            ),
+        ),
+    ),
+    Bug(
         id="te-checkpoint-state",
-        what="te.checkpoint recomputes with the delayed scales of another call, and updates them again",
-        why="it keeps them in queues of all checkpoints, and its recomputation enters the region again",
+        what="te.checkpoint recomputes with the scales, recipe or dtype of another call, and updates scales again",
+        why="scales wait in queues of all checkpoints, and a recomputation skips what begins a layer's call",
         torch=">=2.13",
         seen="2.13.0",
         backends=_BACKENDS,
