@@ -234,6 +234,16 @@ def test_the_largest_magnitude_of_a_step_is_that_of_all_calls(name: str) -> None
 
 
 @caching
+def test_a_weight_is_kept_for_both_uses_only_where_it_is_recomputed(name: str) -> None:
+    """Nothing of the checkpoint needs a gradient, so the second call makes the kept weight anew."""
+    first = call("fp8_linear", "x0", "x1", is_first_microbatch=False)
+    second = call("fp8_linear", "w2", "x3", to="v1", is_first_microbatch=False)
+    inputs = [x(name, 32, 32) for name in ("x0", "x1", "w2", "x3")]
+    one = case(inputs, under(FP8("current"), under(Checkpoint(True), first), second), contexts=())
+    assert judged(name, one).outcome == "agreed"
+
+
+@caching
 def test_a_layer_of_any_recipe_may_be_the_first_of_a_region(name: str) -> None:
     """It updates the scales of gradients, in its backward pass, which is not run here."""
     inner = under(FP8("delayed", history=4), call("fp8_linear", "w0", "w1", to="v1", layer=1))

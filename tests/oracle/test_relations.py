@@ -214,6 +214,15 @@ def test_checkpoint_pairs_differ_in_the_checkpoint_alone() -> None:
             "entry",
             case(W, under(FP8("delayed"), call("neg", "x0")), entry="custom_op", calls=2),
         ),
+        (
+            "entry",
+            case(
+                W,
+                under(FP8(), call("fp8_linear", "x0", "w1", is_first_microbatch=False)),
+                entry="custom_op",
+                calls=2,
+            ),
+        ),
         ("entry", TRANSFORMED),
         ("checkpoint", TRANSFORMED),
         ("transform", CASE),

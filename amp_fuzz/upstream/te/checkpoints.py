@@ -425,6 +425,22 @@ BUGS = (
                     checkpoint="reentrant",
                 ),
             ),
+            Example(
+                "te-python",
+                case(
+                    [x("w0", 16, 16), x("w1", 16, 16), x("w2", 16, 16)],
+                    under(
+                        FP8("delayed", history=2),
+                        under(
+                            Checkpoint(True),
+                            call("fp8_linear", "w0", "w1"),
+                            call("fp8_linear", "v0", "w2", to="v1", layer=1),
+                        ),
+                    ),
+                    contexts=(),
+                    steps=3,
+                ),
+            ),
         ),
     ),
     Bug(

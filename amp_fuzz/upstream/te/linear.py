@@ -216,7 +216,7 @@ from typing import Any
 import torch
 
 from amp_fuzz.cases.build import BF16, call, case, under, x
-from amp_fuzz.cases.program import FP8
+from amp_fuzz.cases.program import FP8, Checkpoint
 from amp_fuzz.reference.fp8.layers import Delayed, Layers, Module, Region, Workspace
 from amp_fuzz.reference.fp8.linear import Convention, Quantiser, autocast_dtype
 from amp_fuzz.reference.fp8.recipes import Role
@@ -410,6 +410,7 @@ BUGS = (
                     [x("x0", 16, 16), x("w1", 16, 16)],
                     under(FP8("delayed", history=4), call("fp8_linear", "x0", "w1")),
                     under(FP8("current"), call("fp8_linear", "x0", "w1", to="v1")),
+                    under(FP8("delayed", history=4), call("fp8_linear", "x0", "w1", to="v2")),
                     contexts=(),
                     steps=3,
                 ),
@@ -482,6 +483,20 @@ BUGS = (
                     under(FP8("nvfp4"), call("fp8_linear", "w0", "x1", is_first_microbatch=True)),
                     contexts=(),
                     first_pass="inference_mode",
+                ),
+                wrong="",
+            ),
+            Example(
+                "te-python",
+                case(
+                    [x("w0", 32, 32), x("x1", 32, 32)],
+                    under(
+                        Checkpoint(True),
+                        under(
+                            FP8("nvfp4"), call("fp8_linear", "w0", "x1", is_first_microbatch=False)
+                        ),
+                    ),
+                    entry="custom_fwd",
                 ),
                 wrong="",
             ),

@@ -1,0 +1,80 @@
+"""What a part of torch makes change goes away without it, or leaves what is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from amp_fuzz.backends.harness import Observation
+from amp_fuzz.backends.reference import ReferenceRuntime
+from amp_fuzz.cases.case import Case
+from amp_fuzz.oracle import Divergence
+from amp_fuzz.oracle.trial import Trial
+from amp_fuzz.upstream import shipped
+from amp_fuzz.upstream.evidence import Remedied
+from tests.helpers import WrongKernel, call, case, eager, x
+
+CASE = case([x("x0", 4, 4)], call("neg", "x0"), contexts=())
+CHANGES = Divergence("nondeterminism", "v0", "1.0", "2.0")
+(GAP,) = (known for known in shipped() if known.id == "onednn-conv-gap")
+
+
+@dataclass(frozen=True)
+class Changing(WrongKernel):
+    """A backend that is wrong in some of its runs, without oneDNN too."""
+
+    wrong: Iterator[bool]
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        runs = WrongKernel.run if next(self.wrong) else lambda _, cases: self.inner.run(cases)
+        return runs(self, cases)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ([False, False, False], "onednn-conv-gap"),
+        ([False, True, True], "onednn-conv-gap+other"),
+        ([False, True, False], ""),
+        ([False, False, True], ""),
+    ],
+    ids=str,
+)
+def test_what_is_left_without_a_part_must_repeat_and_be_known(wrong: list[bool], said: str) -> None:
+    backend = Changing(eager(), "neg", iter(wrong))
+    remedied = Remedied(GAP, lambda trial, found: "other")
+    assert remedied.explains(Trial.of(CASE, backend), CHANGES) == said
+
+
+def test_what_is_left_without_a_part_and_not_known_is_not_explained() -> None:
+    backend = Changing(eager(), "neg", iter([False, True, True]))
+    assert not Remedied(GAP, lambda trial, found: "").explains(Trial.of(CASE, backend), CHANGES)
+
+
+@dataclass(frozen=True)
+class Doubtful(WrongKernel):
+    """A backend whose reference is another in some of its runs."""
+
+    other: Iterator[bool]
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        return self.inner.run(cases)
+
+    def reference(self) -> ReferenceRuntime:
+        honest = self.inner.reference()
+        if not next(self.other):
+            return honest
+        run = WrongKernel(self.inner, self.op).run
+        wrong: Any = SimpleNamespace(run=lambda case: run([case])[0])
+        return cast(ReferenceRuntime, wrong)
+
+
+@pytest.mark.parametrize("other", [[False, False, False], [False, False, True]], ids=str)
+def test_the_reference_must_repeat_too(other: list[bool]) -> None:
+    backend = Doubtful(eager(), "neg", iter(other))
+    said = Remedied(GAP, lambda trial, found: "other").explains(Trial.of(CASE, backend), CHANGES)
+    assert said == ("" if any(other) else "onednn-conv-gap")
