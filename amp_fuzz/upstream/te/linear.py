@@ -306,7 +306,7 @@ def _trusting(layers: type[Layers]) -> type[Layers]:
 
 @dataclass(slots=True, eq=False)
 class _Usage:
-    """A weight's quantiser: it lives as long as its layer stays in one region.
+    """A weight's quantiser: it lives as long as its layer stays in one region, or is recomputed.
 
     both: whether it last quantised for the gradient of the input, too.
     """
@@ -338,7 +338,7 @@ def _losing(layers: type[Layers]) -> type[Layers]:
             """Return the quantiser of a module, and note what the call uses it for."""
             checkpointed = self.kept is not None and not self.again
             usage = self.usages.get(module)
-            if usage is None or usage.region is not self.regions[-1]:
+            if usage is None or not (self.again or usage.region is self.regions[-1]):
                 usage = self.usages[module] = _Usage(self.regions[-1])
             usage.both = checkpointed or (torch.is_grad_enabled() and x.requires_grad)
             return usage
@@ -483,6 +483,22 @@ BUGS = (
                     under(FP8("nvfp4"), call("fp8_linear", "w0", "x1", is_first_microbatch=True)),
                     contexts=(),
                     first_pass="inference_mode",
+                ),
+                wrong="",
+            ),
+            Example(
+                "te-python",
+                case(
+                    [x("w0", 32, 32), x("x1", 32, 32)],
+                    under(
+                        FP8("nvfp4"),
+                        call("fp8_linear", "w0", "w0", is_first_microbatch=False),
+                        call("fp8_linear", "x1", "w0", to="v1", is_first_microbatch=True),
+                    ),
+                    contexts=(),
+                    returns=("v0",),
+                    checkpoint="reentrant",
+                    steps=2,
                 ),
                 wrong="",
             ),
