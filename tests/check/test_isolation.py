@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import signal
 import sys
@@ -66,6 +67,13 @@ def test_a_crash_under_a_backend_is_a_divergence_with_its_line() -> None:
     assert found.observed == "the process died of SIGSEGV"
     assert found.where.startswith("test_isolation.py:")
     assert (result.verdict, result.ok) == ("diverges", False)
+
+
+@pytest.mark.parametrize("name", ["amp_fuzz", "torch"])
+def test_a_line_of_a_folder_with_our_name_or_torch_s_is_the_user_s(name: str) -> None:
+    kernel, mine = Path(torch.__path__[0]) / "nn/functional.py", f"/home/me/{name}/model.py"
+    log = io.StringIO(f'  File "{kernel}", line 3 in relu\n  File "{mine}", line 7 in forward\n')
+    assert fork._innermost(log) == "model.py:7"
 
 
 def test_the_op_that_crashes_is_named_with_a_case_that_does_it() -> None:

@@ -20,6 +20,8 @@ from pathlib import Path
 from types import WrapperDescriptorType
 from typing import IO, Any, NamedTuple
 
+import torch
+
 from amp_fuzz.findings.supervision.processes import expendable
 from amp_fuzz.findings.supervision.supervisor import Dead, talk
 
@@ -193,11 +195,14 @@ def _made(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     return error
 
 
+_NOT_THEIRS = tuple(f"{folder}/" for folder in (Path(__file__).parents[2], *torch.__path__))
+
+
 def _innermost(log: IO[str]) -> str:
     """Return the innermost line of Python that is neither torch's nor ours when a fork died."""
     log.seek(0)
     for line in log:
         path, _, rest = line.strip().removeprefix('File "').partition('", line ')
-        if rest and "/torch/" not in path and "/amp_fuzz/" not in path:
+        if rest and not path.startswith(_NOT_THEIRS):
             return f"{Path(path).name}:{rest.partition(' ')[0]}"
     return ""
