@@ -121,6 +121,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -130,11 +131,10 @@ from amp_fuzz.cases.build import BF16, call, case, under, x
 from amp_fuzz.cases.program import FP8, Checkpoint
 from amp_fuzz.reference.fp8.layers import Checkpointed, Layers, Module, Region, Scales
 from amp_fuzz.reference.fp8.linear import Convention, autocast_dtype
-from amp_fuzz.upstream.bug import Bug, Example
-from amp_fuzz.upstream.layers import remembering
+from amp_fuzz.upstream.bug import Example
+from amp_fuzz.upstream.layers import remembering, te_bug
 
 _DELAYED = FP8("delayed", history=4)
-_BACKENDS = ("te", "te-python")
 
 
 def _queued(layers: type[Layers]) -> type[Layers]:
@@ -224,7 +224,7 @@ def _rewriting(scales: list[Scales]) -> Callable[[Scales], None]:
     return lambda used: next(left, {}).update(used)
 
 
-def _shrinking(layers: type[Layers]) -> type[Layers]:
+def _shrinking(layers: type[Layers], error: type[Exception]) -> type[Layers]:
     """Return layers whose inputs need gradients, or else a checkpoint without reentrance fails."""
 
     class Shrinking(layers):  # type: ignore[misc, valid-type]
@@ -244,7 +244,7 @@ def _shrinking(layers: type[Layers]) -> type[Layers]:
         @contextmanager
         def _run(self, held: Checkpointed, *, again: bool) -> Iterator[None]:
             around, self.shrunk = self.shrunk, False
-            fewer = IndexError("the recomputation saved fewer tensors than the first run")
+            fewer = error("the recomputation saved fewer tensors than the first run")
             fails = False
             try:
                 with super()._run(held, again=again):
@@ -263,15 +263,11 @@ def _shrinking(layers: type[Layers]) -> type[Layers]:
 
 
 BUGS = (
-    Bug(
+    te_bug(
         id="te-checkpoint-freed",
         what="a second backward pass over te.checkpoint without reentrance raises",
         why="its unpack hook gives each recomputed tensor away once, and None after that",
-        torch=">=2.13",
-        seen="2.13.0",
-        backends=_BACKENDS,
         kinds=("raise",),
-        ops=("fp8_linear",),
         observed="TypeError: Output of saved tensor unpack_hook expected to be a Tensor",
         examples=(
             Example(
@@ -289,16 +285,11 @@ BUGS = (
             ),
         ),
     ),
-    Bug(
+    te_bug(
         id="te-checkpoint-shift",
         what="te.checkpoint without reentrance takes the data of a weight for another tensor, and raises",
         why="the recomputation saves fewer tensors than the first run, which numbered them",
-        torch=">=2.13",
-        seen="2.13.0",
-        backends=_BACKENDS,
-        kinds=("raise",),
-        ops=("fp8_linear",),
-        observed="RuntimeError: Only Tensors of floating point and complex dtype can require gradients",
+        imitation=remembering(partial(_shrinking, error=RuntimeError)),
         examples=(
             Example(
                 "te-python",
@@ -319,14 +310,10 @@ BUGS = (
             ),
         ),
     ),
-    Bug(
+    te_bug(
         id="te-checkpoint-state",
         what="te.checkpoint recomputes with the scales, recipe or dtype of another call, and updates scales again",
         why="scales wait in queues of all checkpoints, and a recomputation skips what begins a layer's call",
-        torch=">=2.13",
-        seen="2.13.0",
-        backends=_BACKENDS,
-        ops=("fp8_linear",),
         imitation=remembering(_queued),
         examples=(
             Example(
@@ -443,15 +430,11 @@ BUGS = (
             ),
         ),
     ),
-    Bug(
+    te_bug(
         id="te-checkpoint-index",
         what="te.checkpoint without reentrance raises where the input of a layer needs no gradient",
         why="the recomputation makes no transposed copy of the weight, which the first pass saved",
-        torch=">=2.13",
-        seen="2.13.0",
-        backends=_BACKENDS,
-        ops=("fp8_linear",),
-        imitation=remembering(_shrinking),
+        imitation=remembering(partial(_shrinking, error=IndexError)),
         examples=(
             Example(
                 "te-python",

@@ -221,8 +221,8 @@ from amp_fuzz.reference.fp8.layers import Delayed, Layers, Module, Region, Works
 from amp_fuzz.reference.fp8.linear import Convention, Quantiser, autocast_dtype
 from amp_fuzz.reference.fp8.recipes import Role
 from amp_fuzz.reference.fp8.scaling import Quantised
-from amp_fuzz.upstream.bug import Bug, Example
-from amp_fuzz.upstream.layers import remembering
+from amp_fuzz.upstream.bug import Example
+from amp_fuzz.upstream.layers import remembering, te_bug
 
 
 class _Unchanged(Delayed):
@@ -282,6 +282,32 @@ def _nesting(layers: type[Layers]) -> type[Layers]:
                 self.first = first
 
     return Nesting
+
+
+def _lengthening(layers: type[Layers]) -> type[Layers]:
+    """Return layers that cannot update their scales after another length of history."""
+
+    class Lengthening(layers):  # type: ignore[misc, valid-type]
+        def __init__(self, convention: Convention) -> None:
+            super().__init__(convention)
+            self.lengths: dict[Module, int] = {}
+            self.mixed = False  # whether a backward history is in the place of a forward one
+
+        def _entered(self, module: Module, region: Region) -> Region:
+            length = region.history if region.recipe == "delayed" else None
+            before = self.lengths.pop(module, length)
+            if length is not None:
+                self.mixed |= before != length
+                self.lengths[module] = length
+            entered: Region = super()._entered(module, region)
+            return entered
+
+        def _update(self, *roles: Role) -> None:
+            if self.mixed and "input" in roles:
+                raise RuntimeError("three scales are updated from two columns")
+            super()._update(*roles)
+
+    return Lengthening
 
 
 def _trusting(layers: type[Layers]) -> type[Layers]:
@@ -384,15 +410,11 @@ def _losing(layers: type[Layers]) -> type[Layers]:
 
 
 BUGS = (
-    Bug(
+    te_bug(
         id="te-recipe-change",
         what="a te.Linear keeps the format of its first region when the recipe changes",
         why="set_meta_tensor compares the classes of recipes, and updates go to the first scales",
         link="https://github.com/NVIDIA/TransformerEngine/issues/3157",
-        torch=">=2.13",
-        seen="2.13.0",
-        backends=("te", "te-python"),
-        ops=("fp8_linear",),
         imitation=remembering(_keeping),
         examples=(
             Example(
@@ -417,14 +439,10 @@ BUGS = (
             ),
         ),
     ),
-    Bug(
+    te_bug(
         id="te-inference-state",
         what="a te.Linear that was first called in inference mode raises in training",
         why="its scales, histories and kept weight are then inference tensors",
-        torch=">=2.13",
-        seen="2.13.0",
-        backends=("te", "te-python"),
-        ops=("fp8_linear",),
         kinds=("raise", "relation"),
         observed="RuntimeError: Inplace update to inference tensor outside InferenceMode|RuntimeError: Inference tensors cannot be saved for backward",
         examples=(
@@ -440,14 +458,11 @@ BUGS = (
             ),
         ),
     ),
-    Bug(
+    te_bug(
         id="te-kept-custom",
         what="a kept weight of te.Linear with a quantiser in Python raises later, or gives wrong gradients",
         why="that quantiser ignores internal=False, and prepare_for_saving takes the data out",
-        torch=">=2.13",
-        seen="2.13.0",
         backends=("te-python",),
-        ops=("fp8_linear",),
         imitation=remembering(_losing),
         examples=(
             Example(
@@ -518,14 +533,10 @@ BUGS = (
             ),
         ),
     ),
-    Bug(
+    te_bug(
         id="te-dtype-check",
         what="a te.Linear takes parameters of another dtype than its input if its last result had that",
         why="set_activation_dtype returns early, although autocast set the dtype without the check",
-        torch=">=2.13",
-        seen="2.13.0",
-        backends=("te", "te-python"),
-        ops=("fp8_linear",),
         imitation=remembering(_trusting),
         examples=(
             Example(
@@ -544,16 +555,11 @@ BUGS = (
             ),
         ),
     ),
-    Bug(
+    te_bug(
         id="te-history-length",
         what="a te.Linear raises in a region whose delayed scaling has another length of history",
         why="adjust_amax_history_length puts the backward history in the place of the forward one",
-        torch=">=2.13",
-        seen="2.13.0",
-        backends=("te", "te-python"),
-        ops=("fp8_linear",),
-        kinds=("raise", "relation"),
-        observed=r"RuntimeError: .*(tensor a \(2\) must match the size of tensor b \(3\)|Expected 2 elements, Found 3)",
+        imitation=remembering(_lengthening),
         examples=(
             Example(
                 "te-python",
@@ -567,14 +573,10 @@ BUGS = (
             ),
         ),
     ),
-    Bug(
+    te_bug(
         id="te-nested-update",
         what="after a nested region a te.Linear updates the backward scales once more",
         why="the end of the region restores is_first_fp8_module, which its first layer had cleared",
-        torch=">=2.13",
-        seen="2.13.0",
-        backends=("te", "te-python"),
-        ops=("fp8_linear",),
         imitation=remembering(_nesting),
         examples=(
             Example(
@@ -593,15 +595,11 @@ BUGS = (
             ),
         ),
     ),
-    Bug(
+    te_bug(
         id="te-retained-graph",
         what="a second backward pass over a retained graph through te.Linear raises",
         why="its backward sets the objects that it saved on ctx to None",
         link="https://github.com/NVIDIA/TransformerEngine/issues/990",
-        torch=">=2.13",
-        seen="2.13.0",
-        backends=("te", "te-python"),
-        ops=("fp8_linear",),
         kinds=("raise",),
         observed="AttributeError: 'NoneType' object has no attribute 'grad_output'",
         examples=(
