@@ -142,7 +142,7 @@ class Layers:
         self.first = False  # whether the next layer is the first of the outermost region
         self.kept: list[Scales] | None = None  # scales of a checkpoint, in the order of its layers
         self.again = False  # whether these are used, instead of noted
-        self.trains = False  # whether it is the first run of a checkpoint that has gradients
+        self.trains = False  # whether it is the first run of a checkpoint
         self.workspaces: dict[Module, Workspace] = {}
         self.entered: dict[Module, Region] = {}  # where each module first had its recipe
 
@@ -185,7 +185,6 @@ class Layers:
             return torch.nn.functional.linear(x, weight, bias)
         module = layer, *weight.shape, weight.dtype, bias is None
         region = self._entered(module, region)
-
         scaled = self._scaled(module, region) if RECIPES[region.recipe].delayed else None
         quantise = self._wrapped(
             module, scaled or _stateless(region), x, weight, is_first_microbatch
