@@ -168,8 +168,8 @@ def _related(
         return None
     if relations == "one":
         chosen = [chosen[case.seed % len(chosen)]]
-    how = {"values": trial.backend.values, "varied": trial.varied_in}
-    found = (check_relation(one, case, run, **how) for one in chosen)  # type: ignore[arg-type]
+    values, judge = trial.backend.values, trial.related
+    found = (check_relation(one, case, run, values=values, judge=judge) for one in chosen)
     return next(filter(None, found), None)
 
 

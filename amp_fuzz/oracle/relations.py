@@ -3,11 +3,16 @@
 There are two kinds. Some compare labels of one observation (`within`): a second call repeats the
 first, a second backward over a retained graph repeats the first. The others run an equivalent
 variant of the case (`RELATIONS`).
+
+Both variants must raise or not, and have the same dtypes and shapes. Bits are another matter: how
+long the cache keeps a cast decides in which order, and in which dtype, the gradients of a weight
+are added. No documentation promises that order; the reference predicts it. See `Trial.related`,
+and docs/relations.md for what each relation promises.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 
@@ -24,7 +29,7 @@ from amp_fuzz.cases.program import (
     returning_all,
     statements,
 )
-from amp_fuzz.oracle.compare import Divergence, Judgement, compare
+from amp_fuzz.oracle.compare import Divergence, Judgement, compare, differ
 
 __all__ = ["RELATIONS", "Relation", "check_relation", "within"]
 
@@ -45,54 +50,41 @@ class Relation:
 
 
 def within(
-    case: Case, seen: Observation, *, values: bool = True, varied: Judgement | None = None
+    case: Case,
+    seen: Observation,
+    *,
+    values: bool = True,
+    judge: Callable[[str], Judgement] = lambda first: differ,
 ) -> Divergence | None:
-    """Check the relations that hold inside one observation; varied: as in `compare`.
+    """Check the relations that hold inside one observation.
 
     Values of layers with delayed scales or kept weights depend on earlier passes: they are not
-    compared.
+    compared. judge: returns what decides on values that differ in a bit, by the first one's label.
     """
     if _delays(case) or _keeps(case):
         values = False
-    if case.plan.calls > 1 and case.plan.entry not in CUSTOM_OPS:  # a custom op is called once
-        found = _pairs(seen, "call0.", "call1.", "second call", values, varied)
+    for name, first, second in _repeated(case, seen):
+        a = Observation(values={second: seen.values[first]})
+        b = Observation(values={second: seen.values[second]})
+        found = compare(a, b, values=values, varied=judge(first))
         if found is not None:
-            return found
+            return _rename(found, name)
+    return None
+
+
+def _repeated(case: Case, seen: Observation) -> Iterator[tuple[str, str, str]]:
+    """Yield the name of a relation, and the labels of two values that it says are equal."""
+    if case.plan.calls > 1 and case.plan.entry not in CUSTOM_OPS:  # a custom op is called once
+        for first in seen.values:
+            if "call0." in first and (second := first.replace("call0.", "call1.")) in seen.values:
+                yield "second call", first, second
     if case.plan.second == "retain":
-        for label in seen.values:
-            if ".again." not in f".{label}":
-                continue
-            first = label.replace("again.", "", 1)
-            found = _pair(seen, first, label, "retained graph", values, varied)
-            if found is not None:
-                return found
-    return None
+        for second in seen.values:
+            if "again." in second and (first := second.replace("again.", "", 1)) in seen.values:
+                yield "retained graph", first, second
 
 
-def _pairs(
-    seen: Observation, old: str, new: str, name: str, values: bool, varied: Judgement | None
-) -> Divergence | None:
-    for label in seen.values:
-        if old in label and label.replace(old, new) in seen.values:
-            found = _pair(seen, label, label.replace(old, new), name, values, varied)
-            if found is not None:
-                return found
-    return None
-
-
-def _pair(
-    seen: Observation, first: str, second: str, name: str, values: bool, varied: Judgement | None
-) -> Divergence | None:
-    if first not in seen.values:
-        return None
-    a = Observation(values={second: seen.values[first]})
-    b = Observation(values={second: seen.values[second]})
-    return _rename(compare(a, b, values=values, varied=varied), name)
-
-
-def _rename(found: Divergence | None, name: str) -> Divergence | None:
-    if found is None:
-        return None
+def _rename(found: Divergence, name: str) -> Divergence:
     return Divergence("relation", f"{name}: {found.where}", found.expected, found.observed)
 
 
@@ -195,7 +187,7 @@ _FUNCTIONS = ("custom_fwd", "setup_context", "custom_op")
 RELATIONS: Mapping[str, Relation] = {
     r.name: r
     for r in (
-        Relation("cache", _cache, forward=True),
+        Relation("cache", _cache),
         Relation("disabled", _disabled),
         Relation("entry", _entry),
         Relation("checkpoint", _checkpoint),
@@ -210,11 +202,11 @@ def check_relation(
     run: Callable[[Case], Observation],
     *,
     values: bool = True,
-    varied: Callable[[Case], Judgement | None] = lambda case: None,
+    judge: Callable[[Case, Case], Judgement] = lambda first, second: differ,
 ) -> Divergence | None:
     """Run the two variants and compare them, or return None if the relation does not apply.
 
-    varied: returns what `compare` takes under that name, for the first variant.
+    judge: returns what decides on values of the two variants that differ in a bit.
     """
     pair = relation.pair(case)
     if pair is None:
@@ -228,8 +220,8 @@ def check_relation(
     else:
         # The two sources have different lines: compare whether they raise, not where.
         first, second = _lineless(first), _lineless(second)
-    found = compare(first, second, values=values, varied=varied(pair[0]))
-    return _rename(found, relation.name)
+    found = compare(first, second, values=values, varied=judge(*pair))
+    return None if found is None else _rename(found, relation.name)
 
 
 def _together(

@@ -77,6 +77,15 @@ class Trial:
         with self.within_scope():
             return self.backend.reference().run(case)
 
+    def documented(self) -> Mapping[str, torch.Tensor | None]:
+        """Return the values of the case under the reference that imitates nothing."""
+        if self._kept.right is None:
+            self._kept.right = self._plain().refer(self.case).values
+        return self._kept.right
+
+    def _plain(self) -> Trial:
+        return replace(self, imitated=None, scope=nullcontext)
+
     def within_scope(self) -> AbstractContextManager[object]:
         """Return the context that the reference runs in."""
         return _scope(self.scope, self.choice)
@@ -172,7 +181,39 @@ class Trial:
     def holds_within(self, seen: Observation) -> Divergence | None:
         """Check the relations that must hold inside any observation of the case."""
         values = self.backend.values and self.backend.repeats
-        return within(self.case, seen, values=values, varied=self.varied_judge())
+        judge = partial(self.related, self.case, self.case)
+        return within(self.case, seen, values=values, judge=judge)
+
+    def related(self, first: Case, second: Case, at: str = "") -> Judgement:
+        """Return what judges values of two variants that a relation says are equal.
+
+        They may differ where those of the reference do, as documented: by the order of a sum, or by
+        how long a cast lives. Then each must be the reference's own, bit for bit, on an exact
+        backend, and rounding must explain the difference. So an error that the reference shares,
+        since it runs the same kernels, is still found.
+
+        at: the first value's label, by default that of the second.
+        """
+        sides = [replace(self._plain(), case=one, _kept=_Kept()) for one in (first, second)]
+
+        def judge(label: str, want: torch.Tensor, got: torch.Tensor) -> Divergence | None:
+            labels = at or label, label
+            a, b = (s.documented().get(n) for s, n in zip(sides, labels, strict=True))
+            if a is None or b is None or not _alike(a, b) or same(a, b):
+                return differ(label, want, got)
+            if self.backend.exact and not (_same(a, want) and _same(b, got)):
+                return differ(label, want, got)
+            bands = [s.rounding() for s in sides]
+            ways = list(zip(bands, labels, (a, b), (b, a), strict=True))
+            far = [band(name, mine, other) for band, name, mine, other in ways]
+            judged = [f for f, way in zip(far, ways, strict=True) if way[1] not in way[0].unjudged]
+            if not judged:
+                self.unjudged.add(label)
+            return differ(label, want, got) if judged and all(judged) else None
+
+        mine = _Kept(varied=self.varied, unjudged=self.unjudged)
+        kept = self._kept if first == self.case else mine
+        return replace(self, case=first, _kept=kept).varied_judge(judge) or judge
 
     def changed(self, skip: Skip = lambda label: False) -> Divergence | None:
         """Run both sides again and return what changed. If results are exact, run each three times.
@@ -248,11 +289,6 @@ class Trial:
 
         return judge
 
-    def varied_in(self, variant: Case) -> Judgement | None:
-        """Return `varied_judge` for a variant of the case."""
-        kept = _Kept(varied=self.varied, unjudged=self.unjudged)
-        return replace(self, case=variant, _kept=kept).varied_judge()
-
     # -- rounding ---------------------------------------------------------------------------------
 
     def shadowed(self, *args: Any, **how: Any) -> tuple[Observation, dict[str, Band]]:
@@ -295,16 +331,21 @@ class Trial:
         There is none if the bug has no effect: if rounding explains both values under the reference
         without it. A sum in another order is no fault.
         """
-        plain = replace(self, imitated=None, scope=nullcontext)
-        if self._kept.right is None:
-            self._kept.right = plain.refer(self.case).values
-        right = self._kept.right.get(label)
-        if right is None or (right.dtype, right.shape) != (got.dtype, got.shape):
+        right = self.documented().get(label)
+        if right is None or not _alike(right, got):
             return differ(label, want, got)
-        rounding = replace(plain.rounding(), unjudged=set())
+        rounding = replace(self._plain().rounding(), unjudged=set())
         values = [value for value in (want, got) if not same(right, value)]
         far = any(rounding(label, right, value) is not None for value in values)
         return differ(label, want, got) if far or rounding.unjudged else None
+
+
+def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return (a.dtype, a.shape) == (b.dtype, b.shape)
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return _alike(a, b) and same(a, b)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.harness import Observation, quiet
@@ -204,14 +205,11 @@ class Imitated:
         reference breaks it in the same way, and the honest one does not.
         """
         if found.kind == "relation":
-            broken = not _breaks(trial, found) and self._breaks(trial, found)
-            return Left(None if broken else found)
+            scope = partial(quirks, self.names)
+            wrong = replace(trial, imitated=frozenset(self.names), scope=scope)
+            return Left(None if not _breaks(trial, found) and _breaks(wrong, found) else found)
         now = imitated(trial, self.names)
         return Left(found) if now.raises_another() else self.listed.left(now)
-
-    def _breaks(self, trial: Trial, found: Divergence) -> bool:
-        with quirks(self.names):
-            return _breaks(trial, found)
 
 
 def _breaks(trial: Trial, found: Divergence) -> bool:
@@ -220,7 +218,8 @@ def _breaks(trial: Trial, found: Divergence) -> bool:
     if relation is None:
         broken = trial.holds_within(trial.refer(trial.case))
     else:
-        broken = check_relation(relation, trial.case, trial.refer, values=trial.backend.values)
+        values, judge = trial.backend.values, trial.related
+        broken = check_relation(relation, trial.case, trial.refer, values=values, judge=judge)
     return broken is not None and broken.where == found.where
 
 
