@@ -19,10 +19,15 @@ def grad(device: str) -> Callable[..., Any]:
 
     "Backward ops run in the same type that autocast used for corresponding forward ops": autocast
     is for the function alone, not for the backward ops of the transform.
+
+    Outside of every context there is nothing to turn off. A context here would be the outermost
+    one, so regions of the function would share their casts.
     """
 
     def transform(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         def transformed(*args: Any) -> Any:
+            if not here().nesting:
+                return _first(torch.func.grad(function, **options))(*args)
             ambient = snapshot(device)
 
             def inside(*inputs: Any) -> Any:

@@ -10,7 +10,7 @@ import dataclasses
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -932,6 +932,108 @@ def test_under_vmap_an_op_without_a_policy_keeps_its_dtype() -> None:
         assert mapped(torch.stack([X, X])).dtype is F32
         with quirks(["transform-before-autocast"]):
             assert mapped(torch.stack([X, X])).dtype is BF16  # as in torch
+
+
+def sums(region: Callable[[], Any], w: torch.Tensor) -> torch.Tensor:
+    """Multiply twice with a weight in one region: its gradient is added in 16 bits."""
+    with region():
+        return (torch.mm(X, w) + 0.3 * torch.mm(X.t(), w)).float()
+
+
+def one_region(region: Callable[[], Any], w: torch.Tensor) -> torch.Tensor:
+    return sums(region, w)
+
+
+def sibling_regions(region: Callable[[], Any], w: torch.Tensor) -> torch.Tensor:
+    with region():
+        first = torch.mm(X, w)
+    with region():
+        return (first + 0.3 * torch.mm(X.t(), w)).float()
+
+
+def nested_regions(region: Callable[[], Any], w: torch.Tensor) -> torch.Tensor:
+    with region():
+        return 0.7 * sibling_regions(region, w) + sums(region, w)
+
+
+def a_region_that_raised(region: Callable[[], Any], w: torch.Tensor) -> torch.Tensor:
+    kept = []
+    with suppress(ZeroDivisionError), region():
+        kept.append(torch.mm(X, w))
+        raise ZeroDivisionError
+    return kept[0].float() + sums(region, w)
+
+
+REGIONS = [one_region, sibling_regions, nested_regions, a_region_that_raised]
+
+
+def by_backward(side: Side, function: Callable[..., torch.Tensor], w: torch.Tensor) -> Any:
+    loss = function(w.requires_grad_()).square().sum()
+    loss.backward()
+    return w.grad
+
+
+def by_checkpoint(
+    side: Side, function: Callable[..., torch.Tensor], w: torch.Tensor, use_reentrant: bool
+) -> Any:
+    kept = partial(side.checkpoint, function, use_reentrant=use_reentrant)
+    return by_backward(side, kept, w)
+
+
+def by_grad(side: Side, function: Callable[..., torch.Tensor], w: torch.Tensor) -> Any:
+    made = torch.func.grad if side is TORCH else reference.grad("cpu")
+    return made(lambda w: function(w).square().sum())(w)
+
+
+def by_vmap_of_grad(side: Side, function: Callable[..., torch.Tensor], w: torch.Tensor) -> Any:
+    made = torch.func.grad if side is TORCH else reference.grad("cpu")
+    mapped = torch.func.vmap if side is TORCH else reference.vmap
+    return mapped(made(lambda w: function(w).square().sum()))(torch.stack([w, w + 1]))
+
+
+def by_vjp(side: Side, function: Callable[..., torch.Tensor], w: torch.Tensor) -> Any:
+    value, pullback = torch.func.vjp(function, w)
+    return value, pullback(random(*value.shape, seed=9))
+
+
+def by_jvp(side: Side, function: Callable[..., torch.Tensor], w: torch.Tensor) -> Any:
+    return torch.func.jvp(function, (w,), (random(*w.shape, seed=9),))
+
+
+WAYS = {
+    "backward": by_backward,
+    "checkpoint": partial(by_checkpoint, use_reentrant=False),
+    "reentrant": partial(by_checkpoint, use_reentrant=True),
+    "grad": by_grad,
+    "vmap": by_vmap_of_grad,
+    "vjp": by_vjp,
+    "jvp": by_jvp,
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, in jvp
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize("regions", REGIONS)
+@pytest.mark.parametrize("way", WAYS)
+def test_regions_share_a_cast_where_torchs_do_however_gradients_are_taken(
+    way: str, regions: Callable[..., torch.Tensor], dtype: torch.dtype
+) -> None:
+    def gradients(side: Side) -> Any:
+        region = partial(side.autocast, "cpu", dtype)
+        return WAYS[way](side, partial(regions, region), weight().detach())
+
+    same(gradients)
+
+
+def test_sibling_regions_add_a_gradient_in_float32_and_one_region_in_16_bits() -> None:
+    def gradient(regions: Callable[..., torch.Tensor]) -> torch.Tensor:
+        region = partial(reference.autocast, "cpu", BF16)
+        found: torch.Tensor = by_grad(REFERENCE, partial(regions, region), weight().detach())
+        return found
+
+    one, two = gradient(one_region), gradient(sibling_regions)
+    assert torch.equal(one, one.to(BF16).float())
+    assert not torch.equal(two, two.to(BF16).float())
 
 
 @pytest.mark.parametrize("maps", [True, False])
