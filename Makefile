@@ -48,6 +48,9 @@ venv: $(STAMP)  ## create and fill .venv (does nothing unless the pins changed)
 # to its pin.
 $(STAMP): PINS = constraints.txt
 $(STAMP): EXTRAS = dev,fp8,jax,parquet,sweep
+# The code of the backend te-python, in its folder.
+$(STAMP): CODE = $(PIP) --no-deps --upgrade transformer-engine \
+  --target="$$($(BIN)/python -c 'from amp_fuzz.backends.te import stub; print(stub.folder())')"
 $(OTHER)/.installed: PINS = constraints/torch-$(TORCH).txt
 $(OTHER)/.installed: EXTRAS = dev,parquet
 $(STAMP) $(OTHER)/.installed: pyproject.toml constraints.txt $(wildcard constraints/*.txt)
@@ -55,6 +58,7 @@ $(STAMP) $(OTHER)/.installed: pyproject.toml constraints.txt $(wildcard constrai
 	@test -x $(@D)/bin/pip || $(PYTHON) -m venv $(@D)
 	@$(PIP) hatchling editables
 	@$(PIP) --no-build-isolation --editable '.[$(EXTRAS)]'
+	@$(CODE)
 	@touch $@
 	@echo "ready: $(@D)/bin/amp-fuzz, torch $$($(@D)/bin/python -c \
 	  'from importlib.metadata import version; print(version("torch"))')"
