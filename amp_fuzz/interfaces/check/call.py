@@ -37,12 +37,14 @@ class Names:
 
     Labels are as in a case: ``v3`` is an output, ``w2.grad`` the gradient of an input or of a
     tensor that the callable holds, ``b2`` such a tensor after the call; ``i4`` is an inner result.
-    A name has the same label in every call, so values are compared by name.
+    A name has the same label in every call, so values are compared by name. lost: the state that a
+    call may have changed and that cannot be restored, each with the reason.
     """
 
     of: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
+    lost: dict[str, None] = field(default_factory=dict)
 
     def label(self, letter: str, name: str, ending: str = "") -> str:
         """Return the label of a name, creating one if needed. ending: of the label."""
@@ -131,7 +133,7 @@ def _called(
             runtime.reset()
     finally:
         restore()
-        kept.restore()
+        names.lost |= dict.fromkeys(kept.restore())
     seen.seconds = time.perf_counter() - start
     return seen
 

@@ -274,15 +274,19 @@ class CheckResult:
         for run in self.runs:
             if run.divergence is not None:
                 lines += ["", str(run.divergence)]
+        said: set[tuple[str, str, str]] = set()
         for run in self.runs:
             for note in run.notes:
+                if (text := (note.kind, note.where, note.message)) in said:
+                    continue
+                said.add(text)
                 lines += ["", f"{run.backend}, {run.autocast}: note, {note.kind}"]
-                for name, text in (
+                for name, words in (
                     ("where", note.where),
                     ("what", note.message),
                     ("next", note.advice),
                 ):
-                    lines += row(name, text)
+                    lines += row(name, words)
         if self.own_casts:
             lines += ["", "The callable's own casts, which do not affect the verdict:"]
             lines += map(str, self.own_casts)

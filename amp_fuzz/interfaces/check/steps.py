@@ -27,7 +27,7 @@ from amp_fuzz.interfaces.check.adapters import Checked, refusal
 from amp_fuzz.interfaces.check.fork import Died
 from amp_fuzz.interfaces.check.judging import Judged, judged, others
 from amp_fuzz.interfaces.check.locate import Place, locate, locate_crash
-from amp_fuzz.interfaces.check.notes import notes_of
+from amp_fuzz.interfaces.check.notes import not_restored, notes_of
 from amp_fuzz.interfaces.check.result import Diverged, Ran, Status
 from amp_fuzz.interfaces.check.subject import Subject
 from amp_fuzz.records.store import Store
@@ -163,11 +163,16 @@ def _crash_placed(asked: Asked, found: Diverged) -> Iterator[Diverged]:
 
 def _run(asked: Asked) -> Iterator[Ran]:
     """Call it on the backend and under the reference, and compare."""
+    checked = Checked(asked.subject, asked.backend)
+    for ran in _compared(asked, checked):
+        yield replace(ran, notes=(*ran.notes, *not_restored(checked)))
+
+
+def _compared(asked: Asked, checked: Checked) -> Iterator[Ran]:
     reason = refusal(asked.backend, asked.subject) or unsupported(asked.backend, asked.contexts)
     if reason:
         yield asked.ran("skipped", reason)
         return
-    checked = Checked(asked.subject, asked.backend)
     found = judged(checked, asked.plan, asked.known)
     if found.verdict.divergence is not None:
         yield from _divergence(asked, checked, found)
