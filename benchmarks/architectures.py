@@ -26,12 +26,14 @@ Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
 class Architecture:
     """How a model and its inputs are made; both draw from torch's generator.
 
-    inductor: whether the suite also compiles it with Inductor, which takes a minute or so.
+    inductor: whether the suite also compiles it with Inductor, which takes a minute or so. needs:
+    what it asks of a device that a fake one lacks, as the check says when it skips it.
     """
 
     model: Callable[[], torch.nn.Module]
     inputs: Callable[[], Inputs]
     inductor: bool = False
+    needs: str = ""
 
 
 def _ids(columns: int = 12) -> torch.Tensor:
@@ -212,7 +214,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         _transformers("Gemma2", "Gemma2ForCausalLM", **_GROUPED, head_dim=8), _text
     ),
     "mixtral": Architecture(
-        _transformers("Mixtral", "MixtralForCausalLM", **_GROUPED, num_local_experts=4), _text
+        _transformers("Mixtral", "MixtralForCausalLM", **_GROUPED, num_local_experts=4),
+        _text,
+        needs="Torch not compiled with CUDA enabled",  # the compute capability
     ),
     "t5": Architecture(
         _transformers(
@@ -250,6 +254,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             pos_att_type=["p2c", "c2p"],
         ),
         _classes(_ids),
+        needs="aten.nonzero",
     ),
     "vit": Architecture(
         _transformers("ViT", "ViTForImageClassification", **_PATCHES),
@@ -273,6 +278,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "wav2vec2": Architecture(
         _transformers("Wav2Vec2", "Wav2Vec2ForCTC", **_WAV2VEC),
         lambda: ((torch.randn(2, 400),), {"labels": torch.randint(1, 16, (2, 5))}),
+        needs="aten._local_scalar_dense",
     ),
     "swin": Architecture(
         _transformers(
