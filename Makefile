@@ -22,6 +22,7 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # `make test-torch` has a folder for each torch and interpreter. No JAX there: torchax needs its own torch.
 OTHER := .venvs/torch-$(TORCH)-$(notdir $(PYTHON))
+MODELS := .venvs/models
 # Never prompt, say only errors, never resolve past the pins; compile what is imported, when it is: most
 # files of torch and JAX never are.
 PIP    = $(@D)/bin/python -m pip install --no-input --disable-pip-version-check --no-compile -qq \
@@ -36,7 +37,7 @@ endif
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE # hundreds of processes import torch
-.PHONY: help venv fuzz open pages test test-all test-torch gpu gpu-bundle lint types format clean distclean
+.PHONY: help venv fuzz open pages test test-all test-torch models gpu gpu-bundle lint types format clean distclean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -48,13 +49,20 @@ venv: $(STAMP)  ## create and fill .venv (does nothing unless the pins changed)
 # to its pin.
 $(STAMP): PINS = constraints.txt
 $(STAMP): EXTRAS = dev,fp8,jax,parquet,sweep
+# The code of the backend te-python, in its folder.
+$(STAMP): CODE = $(PIP) --no-deps --upgrade transformer-engine \
+  --target="$$($(BIN)/python -c 'from amp_fuzz.backends.te import stub; print(stub.folder())')"
 $(OTHER)/.installed: PINS = constraints/torch-$(TORCH).txt
 $(OTHER)/.installed: EXTRAS = dev,parquet
-$(STAMP) $(OTHER)/.installed: pyproject.toml constraints.txt $(wildcard constraints/*.txt)
+$(MODELS)/.installed: PINS = constraints/models.txt
+$(MODELS)/.installed: EXTRAS = dev
+$(MODELS)/.installed: MORE = transformers timm torchvision peft diffusers
+$(STAMP) $(OTHER)/.installed $(MODELS)/.installed: pyproject.toml constraints.txt $(wildcard constraints/*.txt)
 	@echo "setting up $(@D) with $$($(PYTHON) --version), a minute or two ..."
 	@test -x $(@D)/bin/pip || $(PYTHON) -m venv $(@D)
 	@$(PIP) hatchling editables
-	@$(PIP) --no-build-isolation --editable '.[$(EXTRAS)]'
+	@$(PIP) --no-build-isolation --editable '.[$(EXTRAS)]' $(MORE)
+	@$(CODE)
 	@touch $@
 	@echo "ready: $(@D)/bin/amp-fuzz, torch $$($(@D)/bin/python -c \
 	  'from importlib.metadata import version; print(version("torch"))')"
@@ -81,6 +89,12 @@ test-torch: $(OTHER)/.installed  ## run the tests, then `amp-fuzz`, on another t
 	$(OTHER)/bin/amp-fuzz $(FUZZ_ARGS) --store=$(OTHER)/findings --report=$(OTHER)/report || \
 	  failed="$$failed amp-fuzz"; \
 	if [ -n "$$failed" ]; then echo "failed on torch $(TORCH): $$failed" >&2; exit 1; fi
+
+# The second runs even if the first fails. Checks that benchmarks/real_models.json has are not made again.
+models: $(MODELS)/.installed  ## check 25 models of transformers, timm, peft and diffusers, honest and broken
+	@failed=; for what in "" --faults; do \
+	  $(MODELS)/bin/python benchmarks/real_models.py $$what || failed=yes; \
+	done; [ -z "$$failed" ]
 
 # With the interpreter that has torch, not .venv: nothing is installed or downloaded.
 gpu:  ## run everything on an accelerator, 9 minutes (PYTHON=python3 DEVICE=privateuse1 OUT=gpu-results)

@@ -22,6 +22,7 @@ import torch
 
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.harness import quiet
+from amp_fuzz.backends.te.stub import VERSION
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import FP8, regions, statements
 from amp_fuzz.runs.engine import Settings, Task, draw
@@ -83,7 +84,7 @@ def main() -> None:
     made |= {
         "torch": torch.__version__,
         "torchao": version("torchao"),
-        "transformer-engine": version("transformer-engine"),
+        "transformer-engine": VERSION,
         "seed": given.seed,
     }
     with quiet():

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from amp_fuzz.backends import backends
+from amp_fuzz.backends.te import backend, stub
 
 _START = """
 import itertools
@@ -40,7 +45,7 @@ def same(a, b):
 def run(code: str) -> None:
     """Run code in a process where Transformer Engine takes the CPU for CUDA."""
     if backends()["te-python"].availability().status != "ready":
-        pytest.skip("transformer-engine is not installed")
+        pytest.skip("the code of te-python is not here")
     text = _START + textwrap.dedent(code)
     command = [sys.executable, "-c", text]
     environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1"}  # it compiles rules of one line
@@ -109,3 +114,45 @@ def test_delayed_scaling() -> None:
                 same(scale[0], ours.scale)
         """
     )
+
+
+# -- the folder of the code -----------------------------------------------------------------------
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_code_is_not_what_others_import() -> None:
+    """peft, and diffusers through it, raise where they find the code without its kernels."""
+    assert str(stub.folder()) not in sys.path
+    spec = find_spec("transformer_engine")
+    assert spec is None or not Path(spec.origin or "").is_relative_to(stub.folder())
+
+
+def test_no_extra_installs_the_code_without_its_kernels() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    needs = [re.split(r"[^\w.-]", need)[0] for extra in extras.values() for need in extra]
+    assert "torchao" in needs
+    assert "transformer-engine" not in {need.replace("_", "-") for need in needs}
+
+
+def test_the_version_of_the_code_is_pinned() -> None:
+    assert f"transformer_engine=={stub.VERSION}\n" in (ROOT / "constraints/shared.txt").read_text()
+
+
+def test_without_the_code_the_command_for_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stub, "folder", lambda: tmp_path / "a b")
+    monkeypatch.setattr(backend, "folder", stub.folder)
+    monkeypatch.setattr(backend, "find_spec", lambda name: object())
+    command = f"pip install --no-deps '--target={tmp_path}/a b' transformer-engine=={stub.VERSION}"
+    found = backends()["te-python"].availability()
+    assert (found.status, found.detail) == ("missing", command)
+    monkeypatch.setattr(backend, "find_spec", lambda name: None)
+    assert backends()["te-python"].availability().detail == (
+        f"pip install 'amp-fuzz[fp8]' && {command}"
+    )
+    with pytest.raises(ImportError, match=re.escape(command)):
+        stub.install()

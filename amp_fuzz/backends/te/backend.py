@@ -25,7 +25,7 @@ from amp_fuzz.backends.process import REFUSES, Apart
 from amp_fuzz.backends.quantising import QuantisingBackend
 from amp_fuzz.backends.reproducing import TorchRepros, source_of
 from amp_fuzz.backends.te.layers import python_recipe, te_layers, te_recipe
-from amp_fuzz.backends.te.stub import VERSION, install
+from amp_fuzz.backends.te.stub import VERSION, folder, how, install
 from amp_fuzz.backends.torch_base import TorchBackend
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import FP8, Node, Region
@@ -144,13 +144,12 @@ class PythonBackend(_Linear):
         return replace(reference.TRANSFORMER_ENGINE, product=reference.te_reference)
 
     def availability(self) -> Availability:
-        """Return whether the wheel is here, in the version that the stub fits."""
-        found = _version("transformer-engine")
-        if found is None or find_spec("pydantic") is None:
-            return Availability("missing", "pip install 'amp-fuzz[fp8]'")
-        if found != VERSION:
-            return Availability("missing", f"needs transformer-engine {VERSION}, not {found}")
-        return Availability("ready", f"transformer-engine {found} without its kernels")
+        """Return whether the code that the stub fits is in its folder, and what it imports."""
+        extra = [] if find_spec("pydantic") else ["pip install 'amp-fuzz[fp8]'"]
+        code = [] if folder().is_dir() else [how()]
+        if extra or code:
+            return Availability("missing", " && ".join(extra + code))
+        return Availability("ready", f"transformer-engine {VERSION} without its kernels")
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         """Run cases in a process where Transformer Engine takes the CPU for CUDA."""

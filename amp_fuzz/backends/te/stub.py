@@ -14,23 +14,42 @@ from __future__ import annotations
 import enum
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import inspect
 import os
+import shlex
 import sys
+import sysconfig
 import textwrap
 import types
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from amp_fuzz.backends.te.kernels import KERNELS
 
-__all__ = ["VERSION", "install"]
+__all__ = ["VERSION", "folder", "how", "install"]
 
 VERSION = "2.20.2"
 """The version that the changes below fit: they name lines of it."""
+
+
+def folder() -> Path:
+    """Return the folder of the code in this environment, which is on no path.
+
+    Packages that find Transformer Engine among the installed ones import its kernels: without
+    them, ``import peft`` raises.
+    """
+    shared = Path(sysconfig.get_path("data"), "share", "amp-fuzz")
+    return shared / f"transformer-engine-{VERSION}"
+
+
+def how() -> str:
+    """Return the command that fills the folder."""
+    target = shlex.quote(f"--target={folder()}")
+    return f"pip install --no-deps {target} transformer-engine=={VERSION}"
+
 
 # Packages that need triton, ONNX or einops, and that a linear layer never calls.
 _UNUSED = (
@@ -91,17 +110,17 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def install() -> Any:
     """Return ``transformer_engine.pytorch``, with the CPU in the place of CUDA.
 
-    Raises ImportError if the code is not as expected: another version, say.
+    Raises ImportError if the code is not there, or not as expected.
     """
+    code = folder() / "transformer_engine"
+    if not code.is_dir():
+        raise ImportError(f"te-python needs the code of Transformer Engine: {how()}")
     os.environ["NVTE_PROJECT_BUILDING"] = "1"  # do not load the core library
     os.environ["NVTE_UNFUSED_FP8_UPDATE"] = "1"
     os.environ["NVTE_TORCH_COMPILE"] = "0"  # not for rules of one line
-    spec = importlib.util.find_spec("transformer_engine")
-    if spec is None or spec.submodule_search_locations is None:
-        raise ImportError("no transformer_engine")
     # Without its __init__, which imports every framework and their extensions.
     package = types.ModuleType("transformer_engine")
-    package.__path__ = list(spec.submodule_search_locations)
+    package.__path__ = [str(code)]
     sys.modules["transformer_engine"] = package
     extension: Any = _Stub("transformer_engine_torch")
     for name, members in _ENUMERATIONS.items():

@@ -7,6 +7,7 @@ calls by name hold. A module, or an object of a user's class, holds its attribut
 from __future__ import annotations
 
 import dis
+import functools
 import random
 import sys
 from collections.abc import Iterator
@@ -17,11 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from amp_fuzz.interfaces.check.trees import leaves_of
+from amp_fuzz.interfaces.check.storage import attribute, attributes, base_of
+from amp_fuzz.interfaces.check.trees import children, leaves_of
 
 __all__ = ["Held", "hold", "made_by_compiler"]
 
-_DEPTH = 6  # nesting of objects: deeper ones do not really belong to the callable
+_DEPTH = 8  # nesting of objects: deeper ones do not really belong to the callable
+
+_PLAIN = (int, float, str, bytes, type(None))
 
 
 @dataclass(slots=True)
@@ -29,28 +33,34 @@ class Held:
     """What a callable holds, by name.
 
     computed: tensors computed from others that require grad: a backward pass of the callable
-    continues into these. objects: their attributes may be set by a call. caches: functions that
-    remember results. compiled: the names of objects made by torch.compile or TorchScript.
+    continues into these. objects: their attributes may be set by a call. containers: in their
+    attributes; their items may be set. caches: functions that remember results. compiled: the names
+    of objects made by torch.compile or TorchScript.
     """
 
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     computed: dict[str, torch.Tensor] = field(default_factory=dict)
     compiled: list[str] = field(default_factory=list)
-    generators: list[Any] = field(default_factory=list)
-    caches: list[Any] = field(default_factory=list)
-    objects: list[Any] = field(default_factory=list)
+    generators: dict[str, Any] = field(default_factory=dict)
+    caches: dict[str, Any] = field(default_factory=dict)
+    objects: dict[str, Any] = field(default_factory=dict)
+    containers: dict[str, Any] = field(default_factory=dict)
     seen: dict[int, Any] = field(default_factory=dict)
 
 
-def hold(value: Any, held: Held, name: str = "", depth: int = 0) -> None:
-    """Add a value, and everything that it holds. name: for reports."""
-    if id(value) in held.seen or depth > _DEPTH:
+def hold(value: Any, held: Held, name: str = "", depth: int = 0, *, owned: bool = False) -> None:
+    """Add a value, and everything that it holds.
+
+    name: for reports. owned: whether it belongs to an attribute of a module or an object.
+    """
+    kind = type(value)
+    if id(value) in held.seen or depth > _DEPTH or issubclass(kind, _PLAIN):
         return
     held.seen[id(value)] = value
     if made_by_compiler(value):
         held.compiled.append(name)
-    elif isinstance(value, torch.nn.Module):
+    elif issubclass(kind, torch.nn.Module):
         held.modules[_free(name, held.modules)] = value
         for path, module in value.named_modules():
             held.seen[id(module)] = module
@@ -59,61 +69,72 @@ def hold(value: Any, held: Held, name: str = "", depth: int = 0) -> None:
                 held.compiled.append(where)
             _attributes(module, held, where, depth)
             _function(getattr(type(module), "forward", None), held, "", depth + 1)
-    elif isinstance(value, torch.Tensor):
+    elif issubclass(kind, torch.Tensor):
         if value.requires_grad and not value.is_leaf:
             held.computed[_free(name, held.computed)] = value
             for leaf in _behind(value):
                 hold(leaf, held, f"what {name} was computed from", depth)
         else:
             held.tensors[_free(name, held.tensors)] = value
-    elif isinstance(value, (torch.Generator, np.random.Generator, random.Random)):
-        held.generators.append(value)
-    elif isinstance(value, (FunctionType, MethodType)) or hasattr(value, "__wrapped__"):
+    elif issubclass(kind, (torch.Generator, np.random.Generator, random.Random)):
+        held.generators[_free(name, held.generators)] = value
+    elif issubclass(kind, (FunctionType, MethodType)) or attribute(value, "__wrapped__"):
         _function(value, held, name, depth)
-    elif hasattr(value, "func") and hasattr(value, "keywords"):  # a partial
+    elif issubclass(kind, functools.partial):
         for path, item in leaves_of((value.args, value.keywords)):
             hold(item, held, f"{name}.partial{path}" if name else f"partial{path}", depth)
         hold(value.func, held, name, depth)
-    elif (items := _items(value)) is not None:
-        for path, item in items:
-            hold(item, held, f"{name}{path}", depth + 1)
-    elif _users(type(value)) and not isinstance(value, type) and hasattr(value, "__dict__"):
-        held.objects.append(value)
+    else:
+        _object(value, held, name, depth, owned=owned)
+
+
+def _object(value: Any, held: Held, name: str, depth: int, *, owned: bool) -> None:
+    """Add the items of a container, and the attributes of an object of a user's class."""
+    kind = type(value)
+    if owned and base_of(value):
+        held.containers[_free(name, held.containers)] = value
+    if _users(kind) and not issubclass(kind, type):
+        held.objects[_free(name, held.objects)] = value
         _attributes(value, held, name, depth)
-        if callable(value):
-            _function(type(value).__call__, held, "", depth + 1)
+        if call := attribute(value, "__call__"):
+            _function(call, held, "", depth + 1)
+    for path, item in _items(value):
+        hold(item, held, f"{name}{path}", depth + 1, owned=owned)
 
 
-def _items(value: Any) -> list[tuple[str, Any]] | None:
-    if isinstance(value, (set, frozenset)):
+def _items(value: Any) -> list[tuple[str, Any]]:
+    if issubclass(type(value), (set, frozenset)):
         return [(f"[{i}]", item) for i, item in enumerate(value)]
-    leaves = leaves_of(value)
-    return None if len(leaves) == 1 and leaves[0][1] is value else leaves
+    return children(value) or []
 
 
 def _attributes(owner: Any, held: Held, name: str, depth: int) -> None:
-    own = {"_parameters", "_buffers", "_modules"} if isinstance(owner, torch.nn.Module) else set()
-    for attribute, value in list(vars(owner).items()):
-        if attribute in own:
+    module = issubclass(type(owner), torch.nn.Module)
+    own = {"_parameters", "_buffers", "_modules"} if module else set()
+    for key, value in attributes(owner).items():
+        if key in own:
             continue
-        if isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf:
+        if issubclass(type(value), torch.Tensor) and value.requires_grad and not value.is_leaf:
             continue  # left by some hooks: it is recomputed in each call
-        hold(value, held, f"{name}.{attribute}" if name else attribute, depth + 1)
+        where = f"{name}.{key}" if name else key
+        hold(value, held, where, depth + 1, owned=True)
 
 
 def _function(function: Any, held: Held, name: str, depth: int) -> None:
     """Add what a function, and the functions that it wraps, hold."""
-    while function is not None:
-        if hasattr(function, "cache_clear"):
-            held.caches.append(function)
-        owner = getattr(function, "__self__", None)
-        if owner is not None:
-            hold(owner, held, name or "self", depth)
-        inner = getattr(function, "__func__", function)
-        if isinstance(inner, FunctionType) and _users(inner):
+    seen: set[int] = set()
+    while function is not None and id(function) not in seen:
+        seen.add(id(function))
+        if attribute(function, "cache_clear"):
+            held.caches[_free(getattr(function, "__qualname__", name), held.caches)] = function
+        inner = function
+        if issubclass(type(function), MethodType):
+            hold(function.__self__, held, name or "self", depth)
+            inner = function.__func__
+        if issubclass(type(inner), FunctionType) and _users(inner):
             for variable, value in _variables(inner):
                 hold(value, held, variable, depth + 1)
-        function = getattr(inner, "__wrapped__", None)
+        function = attribute(inner, "__wrapped__")
 
 
 def _variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
@@ -155,16 +176,14 @@ def _behind(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def made_by_compiler(value: Any) -> str:
     """Return what made a callable: torch.compile, TorchScript, or "" for Python."""
-    if isinstance(value, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+    if issubclass(type(value), (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         return "TorchScript"
-    if isinstance(value, torch.nn.Module):
-        inside = getattr(value, "_compiled_call_impl", None)  # nn.Module.compile
-        return "torch.compile" if "_orig_mod" in value._modules or inside is not None else ""
-    try:
-        own = vars(value)
-    except TypeError:
-        return ""
-    compiled = "_torchdynamo_orig_callable" in own and not own.get("_torchdynamo_disable")
+    own = attributes(value)
+    if issubclass(type(value), torch.nn.Module):
+        inside = own.get("_compiled_call_impl")  # nn.Module.compile
+        compiled = "_orig_mod" in own.get("_modules", ()) or inside is not None
+    else:
+        compiled = "_torchdynamo_orig_callable" in own and not own.get("_torchdynamo_disable")
     return "torch.compile" if compiled else ""
 
 

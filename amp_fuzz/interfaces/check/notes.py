@@ -16,7 +16,7 @@ from amp_fuzz.interfaces.check.messages import first_line
 from amp_fuzz.records.schema import Note
 from amp_fuzz.reference import load_table, tabled_devices
 
-__all__ = ["notes_of"]
+__all__ = ["not_restored", "notes_of"]
 
 
 def notes_of(checked: Checked, found: Judged) -> tuple[Note, ...]:
@@ -27,6 +27,19 @@ def notes_of(checked: Checked, found: Judged) -> tuple[Note, ...]:
     if found.expected.raised is not None:
         return (*own, *_raising(checked, found))
     return (*own, *_differing(checked, found))
+
+
+def not_restored(checked: Checked) -> Iterator[Note]:
+    """Yield a note for each state that a call may have changed and that cannot be restored."""
+    for name in checked.names.lost:
+        yield Note(
+            "not-restored",
+            checked.name,
+            "",
+            name.partition(" (")[0],
+            f"{name} cannot be saved or restored: later calls may see what a call left there",
+            "Pass a fresh copy of the callable to each check, or keep this state outside it.",
+        )
 
 
 def _raising(checked: Checked, found: Judged) -> Iterator[Note]:

@@ -3,72 +3,86 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
+from amp_fuzz.backends.harness import bits
+from amp_fuzz.interfaces.check.storage import (
+    attributes,
+    base_of,
+    content,
+    put_back,
+    put_back_attributes,
+)
+
 __all__ = ["Kept"]
+
+Named: TypeAlias = Iterable[tuple[str, Any]]
+"""Values with their names for reports."""
 
 
 class Kept:
     """The saved state that a call may change.
 
-    tensors, modules, generators: their values, gradients, attributes and states are restored.
-    objects: the user's, whose attributes are restored. caches: of functions; they are emptied,
-    since a call on fake tensors would leave fake results.
+    tensors, generators: by name; their values, gradients and states are restored. owners: modules
+    and the user's objects, by name; their attributes are restored. containers: by name; their items
+    are restored. caches: of functions; they are emptied, since a call on fake tensors would leave
+    fake results.
     """
 
     def __init__(
         self,
-        tensors: Iterable[torch.Tensor],
-        modules: Iterable[torch.nn.Module],
-        objects: Iterable[Any] = (),
-        generators: Iterable[Any] = (),
-        caches: Sequence[Any] = (),
+        tensors: Named,
+        owners: Named,
+        containers: Named = (),
+        generators: Named = (),
+        caches: Named = (),
     ) -> None:
-        self._tensors = [_Tensor(t) for t in tensors]
-        self._attributes = [(m, dict(m.__dict__)) for m in (*modules, *objects)]
-        self._containers = [
-            (value, value.copy())
-            for _, attributes in self._attributes
-            for value in attributes.values()
-            if isinstance(value, (dict, list, set))
+        self._lost: dict[str, str] = {}
+        self._tensors = self._all(tensors, _Tensor)
+        self._attributes = self._all(owners, lambda owner: (owner, attributes(owner)))
+        held = [
+            (f"{name}.{attribute}" if name else attribute, value)
+            for name, (_, stored) in self._attributes
+            for attribute, value in stored.items()
+            if base_of(value)
         ]
-        self._caches = caches
-        self._random = [_keep(g) for g in generators]
-        self._random += [_keep_torch(), _keep_python(), _keep_numpy()]
+        self._containers = self._all((*containers, *held), lambda c: (c, content(c)))
+        self._caches = list(caches)
+        self._random = self._all(generators, _keep)
+        self._random += [("torch", _keep_torch()), ("random", _keep_python())]
+        self._random += [("numpy.random", _keep_numpy())]
 
     def begin(self, seed: int) -> None:
         """Start a call: no gradients yet, no caches, and every generator from the seed."""
-        for tensor in self._tensors:
+        for _, tensor in self._tensors:
             tensor.of.grad = None
-        self._forget()
+        self._all(self._caches, lambda cache: cache.cache_clear())
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)  # noqa: NPY002
 
-    def restore(self) -> None:
-        """Restore everything."""
-        for owner, attributes in self._attributes:
-            owner.__dict__.clear()
-            owner.__dict__.update(attributes)
-        for container, content in self._containers:
-            container.clear()
-            if isinstance(container, list):
-                container.extend(content)
-            else:
-                container.update(content)
-        for tensor in self._tensors:
-            tensor.restore()
-        for back in self._random:
-            back()
-        self._forget()
+    def restore(self) -> tuple[str, ...]:
+        """Restore everything that changed. Return what cannot be restored, each with the reason."""
+        self._all(self._attributes, lambda one: put_back_attributes(*one))
+        self._all(self._containers, lambda one: put_back(*one))
+        self._all(self._tensors, lambda tensor: tensor.restore())
+        self._all(self._random, lambda back: back())
+        self._all(self._caches, lambda cache: cache.cache_clear())
+        return tuple(f"{name or 'self'} ({why})" for name, why in self._lost.items())
 
-    def _forget(self) -> None:
-        for cache in self._caches:
-            cache.cache_clear()
+    def _all(self, of: Named, do: Callable[[Any], Any]) -> list[tuple[str, Any]]:
+        """Return what a function makes of each value; keep the names of those where it raises."""
+        made = []
+        for name, value in of:
+            try:
+                made.append((name, do(value)))
+            except Exception as error:  # of a user's class, or of a kind of tensor
+                self._lost.setdefault(name, _shown(error))
+        return made
 
 
 class _Tensor:
@@ -89,9 +103,23 @@ class _Tensor:
         with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
             if _moved(tensor, self.data):
                 tensor.data = self.data
-            _once(self.data).copy_(self.values)
+            if not _unchanged(_once(self.data), self.values):
+                _once(self.data).copy_(self.values)
         if tensor.is_leaf:
             tensor.grad = self.grad
+
+
+def _shown(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:160]
+
+
+def _unchanged(now: torch.Tensor, before: torch.Tensor) -> bool:
+    """Return whether a tensor has the same bits: memory may be read-only (`numpy.memmap`)."""
+    if now.is_meta:
+        return True
+    if now.layout is not torch.strided or now.is_quantized:
+        return False
+    return torch.equal(bits(now), bits(before))
 
 
 def _once(tensor: torch.Tensor) -> torch.Tensor:

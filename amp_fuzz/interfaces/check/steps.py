@@ -27,7 +27,7 @@ from amp_fuzz.interfaces.check.adapters import Checked, refusal
 from amp_fuzz.interfaces.check.fork import Died
 from amp_fuzz.interfaces.check.judging import Judged, judged, others
 from amp_fuzz.interfaces.check.locate import Place, locate, locate_crash
-from amp_fuzz.interfaces.check.notes import notes_of
+from amp_fuzz.interfaces.check.notes import not_restored, notes_of
 from amp_fuzz.interfaces.check.result import Diverged, Ran, Status
 from amp_fuzz.interfaces.check.subject import Subject
 from amp_fuzz.records.store import Store
@@ -163,11 +163,16 @@ def _crash_placed(asked: Asked, found: Diverged) -> Iterator[Diverged]:
 
 def _run(asked: Asked) -> Iterator[Ran]:
     """Call it on the backend and under the reference, and compare."""
+    checked = Checked(asked.subject, asked.backend)
+    for ran in _compared(asked, checked):
+        yield replace(ran, notes=(*ran.notes, *not_restored(checked)))
+
+
+def _compared(asked: Asked, checked: Checked) -> Iterator[Ran]:
     reason = refusal(asked.backend, asked.subject) or unsupported(asked.backend, asked.contexts)
     if reason:
         yield asked.ran("skipped", reason)
         return
-    checked = Checked(asked.subject, asked.backend)
     found = judged(checked, asked.plan, asked.known)
     if found.verdict.divergence is not None:
         yield from _divergence(asked, checked, found)
@@ -204,17 +209,16 @@ def _alike(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
         why = f": {found.observed.breaks[0]}" if found.observed.breaks else ""
         yield asked.ran("skipped", f"the compiler made no graph of it and ran it as eager{why}")
         return
-    counts = _counts(found)
-    values, gradients = counts["values"], counts["gradients"]
-    written = messages.written(checked, found)
-    told = [v for label, v in found.expected.values.items() if v is not None and label[0] in "vw"]
-    void = sum(map(messages.void, told)) if asked.backend.values else 0
-    if values + gradients + written - verdict.unjudged - void <= 0:
-        yield asked.ran("nothing", messages.nothing(found, void), advice=messages.RETURN, **counts)
+    counts, share = _counts(found), messages.share_of(checked, found)
+    if not share.judged:
+        why = messages.nothing(found, share)
+        yield asked.ran("nothing", why, advice=messages.RETURN, share=share, **counts)
         return
-    text = messages.agreement(checked, found, values, gradients, written)
-    text += f"; {void} of them empty, NaN or infinite throughout" if void else ""
-    yield asked.ran("agreed", text, **counts)
+    text = messages.agreement(checked, found, share, **counts)
+    if share.enough:
+        yield asked.ran("agreed", text, share=share, **counts)
+    else:
+        yield asked.ran("unjudged", text, advice=messages.SHARE, share=share, **counts)
 
 
 def _counts(found: Judged) -> dict[str, int]:

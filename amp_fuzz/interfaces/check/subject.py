@@ -17,6 +17,7 @@ import torch
 
 from amp_fuzz.interfaces.check.discovered_state import Held, hold, made_by_compiler
 from amp_fuzz.interfaces.check.saved_state import Kept
+from amp_fuzz.interfaces.check.storage import content, put_back
 from amp_fuzz.interfaces.check.trees import leaves_of, mapped
 
 __all__ = ["CheckError", "Subject"]
@@ -31,8 +32,8 @@ class Subject:
     """A callable with its inputs.
 
     modules: those that it holds, by the prefix of their parameters' names. tensors: those that it
-    holds besides parameters and buffers. The names are for reports. objects, computed, generators,
-    caches: see `Held`.
+    holds besides parameters and buffers. The names are for reports. objects, containers, computed,
+    generators, caches: see `Held`.
     """
 
     function: Callable[..., Any]
@@ -42,9 +43,10 @@ class Subject:
     modules: Mapping[str, torch.nn.Module] = field(default_factory=dict)
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
     computed: Sequence[torch.Tensor] = ()
-    objects: Sequence[Any] = ()
-    generators: Sequence[Any] = ()
-    caches: Sequence[Any] = ()
+    objects: Mapping[str, Any] = field(default_factory=dict)
+    containers: Mapping[str, Any] = field(default_factory=dict)
+    generators: Mapping[str, Any] = field(default_factory=dict)
+    caches: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -86,9 +88,10 @@ class Subject:
             modules,
             tensors,
             tuple(held.computed.values()),
-            tuple(held.objects),
-            tuple(held.generators),
-            tuple(held.caches),
+            held.objects,
+            held.containers,
+            held.generators,
+            held.caches,
         )
 
     @property
@@ -149,31 +152,37 @@ class Subject:
                 copies[id(tensor)] = made
             return copies[id(tensor)]
 
-        held: list[dict[str, Any]] = [
+        tables: list[Any] = [
             table
-            for module in self._submodules()
+            for _, module in self._submodules()
             for table in (module._parameters, module._buffers)
         ]
-        before = [dict(table) for table in held]
+        before = [content(table) for table in tables]
         try:
-            for table in held:
-                for name, tensor in table.items():
-                    if tensor is not None:
-                        table[name] = again(tensor)
+            for table, items in zip(tables, before, strict=True):
+                put_back(table, [again(t) if isinstance(t, torch.Tensor) else t for t in items])
             yield
         finally:
-            for table, saved in zip(held, before, strict=True):
-                table.clear()
-                table.update(saved)
+            for table, items in zip(tables, before, strict=True):
+                put_back(table, items)
 
     def kept(self) -> Kept:
         """Return a copy of all state, to restore later."""
         return Kept(
-            self.state().values(), self._submodules(), self.objects, self.generators, self.caches
+            self.state().items(),
+            [*self._submodules(), *self.objects.items()],
+            self.containers.items(),
+            self.generators.items(),
+            self.caches.items(),
         )
 
-    def _submodules(self) -> list[torch.nn.Module]:
-        return list(dict.fromkeys(m for module in self.modules.values() for m in module.modules()))
+    def _submodules(self) -> list[tuple[str, torch.nn.Module]]:
+        """Return every module that it holds, once each, with its name."""
+        found: dict[torch.nn.Module, str] = {}
+        for prefix, root in self.modules.items():
+            for name, module in root.named_modules():
+                found.setdefault(module, ".".join(filter(None, (prefix, name))))
+        return [(name, module) for module, name in found.items()]
 
 
 def _inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
