@@ -65,7 +65,7 @@ fuzz: $(STAMP)  ## fuzz the installed torch (FUZZ_ARGS="run --profile=ci")
 open: $(STAMP)  ## judge the unexplained cases in tests/cases/open, and print a table
 	$(BIN)/python benchmarks/open_cases.py
 
-pages: $(STAMP)  ## write the pages of known bugs (docs/findings, docs/known-by-version.md)
+pages: $(STAMP)  ## write the pages of known bugs (docs/findings, docs/evidence/known-by-version.md)
 	$(BIN)/python docs/findings.py
 
 test: $(STAMP)  ## run the tests, except the slow ones (TEST_ARGS="-k cache", JOBS=3)
