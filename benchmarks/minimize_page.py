@@ -60,7 +60,7 @@ def page(result: Row) -> str:
         "# How small findings get",
         "",
         "For each seeded fault, the benchmark minimises the first case that finds it",
-        "([numeric-faults.md](numeric-faults.md)) and writes the result as a script. In a fresh",
+        "([seeded faults](numeric-faults.md)) and writes the result as a script. In a fresh",
         "process, the script must exit with 1 with the fault and with 0 without it.",
         "",
         "Findings are bugs of torch 2.13 from the [known list](../findings/README.md). Each",

@@ -17,12 +17,13 @@ from site_links import ANCHOR  # noqa: E402
 
 _project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
 source_repository = _project["urls"]["Source"]
-known_bugs = {
+known_bugs = frozenset(
     bug for page in HERE.glob("findings/**/*.md") for bug in ANCHOR.findall(page.read_text())
-}
+)
 
 project = "amp-fuzz"
-author = copyright = "The amp_fuzz contributors"
+author = "The amp_fuzz contributors"
+project_copyright = author
 version = release = _project["version"]
 extensions = [
     "myst_parser",
@@ -30,11 +31,15 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.intersphinx",
     "sphinx_click",
+    "site_docstrings",
     "site_links",
     "site_tables",
 ]
 exclude_patterns = ["_build", "requirements.txt"]
 nitpicky = True
+highlight_language = "none"  # an unmarked block is a shell's, or what a command prints
+smartquotes = False  # "--backends" has two hyphens
+python_maximum_signature_line_length = 80
 
 # -- pages ----------------------------------------------------------------------------------------
 
@@ -44,7 +49,7 @@ suppress_warnings = [
     "myst.header",  # the text of an issue begins at the level that GitHub's form has
 ]
 
-# -- docstrings: Google style, single backticks for names -------------------------------------------
+# -- docstrings: Google style, single backticks for names -----------------------------------------
 
 default_role = "py:obj"
 autodoc_default_options = {"members": True, "member-order": "bysource"}
@@ -55,6 +60,7 @@ napoleon_use_rtype = False
 napoleon_preprocess_types = False
 nitpick_ignore_regex = [
     ("py:obj", ".*"),  # a name in backticks that no page has is shown as code
+    ("py:class", r"amp_fuzz\..*|[A-Z]\w*"),  # a type that is not public: as code, too
 ]
 
 # -- links ----------------------------------------------------------------------------------------

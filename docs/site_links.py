@@ -25,8 +25,10 @@ ANCHOR = re.compile(r'<a id="([^"]+)"></a>')
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
+    """Tell Sphinx."""
     app.connect("config-inited", inventories)
     app.connect("source-read", relink)
+    app.connect("missing-reference", alias, priority=400)  # before intersphinx, which has 500
     return {"parallel_read_safe": True}
 
 
@@ -50,6 +52,21 @@ def relink(app: Sphinx, page: str, source: list[str]) -> None:
         return f"]({where}{place})"
 
     source[0] = ANCHOR.sub(r"\n(\1)=", LINK.sub(link, source[0]))
+
+
+def alias(app: Sphinx, env: object, node: Any, text: object) -> None:
+    """Give a name its full form: docstrings and annotations use short ones."""
+    node["reftarget"] = ALIASES.get(node["reftarget"], node["reftarget"])
+
+
+ALIASES = {
+    "pd.DataFrame": "pandas.DataFrame",
+    "st.SearchStrategy": "hypothesis.strategies.SearchStrategy",
+    "BackendError": "amp_fuzz.backends.base.BackendError",
+    "MissingBackend": "amp_fuzz.backends.registry.MissingBackend",
+    "StoreError": "amp_fuzz.records.outputs.StoreError",
+    "Path": "pathlib.Path",
+}
 
 
 def inventories(app: Sphinx, _: object) -> None:

@@ -15,6 +15,7 @@ from amp_fuzz.profiles import PROFILES
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
+    """Tell Sphinx."""
     app.add_config_value("source_repository", "", "env")
     app.add_config_value("known_bugs", frozenset(), "env")
     app.add_directive("options-table", OptionsTable)
@@ -39,22 +40,21 @@ class Table(SphinxDirective):
 
 
 class OptionsTable(Table):
-    """Each option, its value, its default, and what it means."""
+    """Each option with its value, what it means, and its default."""
 
-    columns = ("option", "value", "default", "meaning")
+    columns = ("option", "meaning")
 
     def rows(self) -> Iterable[tuple[str, ...]]:
         for name, option in OPTIONS.items():
-            yield f"`{name}`", f"`{option.metavar}`", _default(option), option.help
+            yield f"`{name}={option.metavar}`", f"{option.help}{_default(option)}"
 
 
 def _default(option: Option) -> str:
-    if option.name == "workers":
-        return "one for each CPU"
-    if option.default in (None, ()):
-        return ""
+    if option.name == "workers" or option.default in (None, ()):
+        return ""  # which the help says
+    yes_or_no = {True: "yes", False: "no"}
     value = option.default
-    return f"`{shown_value(value) if not isinstance(value, bool) else ('no', 'yes')[value]}`"
+    return f" Default: `{yes_or_no[value] if isinstance(value, bool) else shown_value(value)}`."
 
 
 class ProfilesTable(Table):
