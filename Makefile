@@ -37,7 +37,8 @@ endif
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE # hundreds of processes import torch
-.PHONY: help venv fuzz open pages test test-all test-torch models gpu gpu-bundle lint types format clean distclean
+.PHONY: help venv fuzz open docs pages test test-all test-torch models gpu gpu-bundle lint types format clean \
+  distclean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -73,8 +74,17 @@ fuzz: $(STAMP)  ## fuzz the installed torch (FUZZ_ARGS="run --profile=ci")
 open: $(STAMP)  ## judge the unexplained cases in tests/cases/open, and print a table
 	$(BIN)/python benchmarks/open_cases.py
 
-pages: $(STAMP)  ## write the pages of known bugs (docs/findings, docs/known-by-version.md)
-	$(BIN)/python docs/findings.py
+pages: $(STAMP)  ## write the pages of known bugs and of honest runs (docs/findings, docs/evidence)
+	@failed=; for page in findings measured; do $(BIN)/python docs/$$page.py || failed=yes; done; test -z "$$failed"
+
+# A warning is an error, and so is a name that nothing documents. Needs no network once installed.
+docs: $(VENV)/.docs  ## build the documentation in build/docs (open build/docs/index.html)
+	$(BIN)/python -m sphinx --quiet --nitpicky --fail-on-warning --keep-going -d build/doctrees docs build/docs
+
+$(VENV)/.docs: PINS = constraints.txt
+$(VENV)/.docs: $(STAMP)
+	@$(PIP) --no-build-isolation --editable '.[docs]'
+	@touch $@
 
 test: $(STAMP)  ## run the tests, except the slow ones (TEST_ARGS="-k cache", JOBS=3)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(TEST_ARGS)

@@ -1,10 +1,10 @@
 """Hold honest torch to tables with one wrong policy each, and count those that the audit sees.
 
 For each device that runs here, each op that some table lists, and each policy that its schema
-allows. Writes ``benchmarks/audit_tables.json``, which docs/audit.md quotes: `unreached` are ops
-that no cell reaches on the device (a table that bans them is not seen either), `equivalent` those
-of which no program can tell, with the proof, `values only` those that change no dtype on a fake
-device, whose tensors have nothing else, and `unseen` the rest.
+allows. Writes ``benchmarks/audit_tables.json``, which docs/guide/audit.md quotes: `unreached` are
+ops that no cell reaches on the device (a table that bans them is not seen either), `equivalent`
+those of which no program can tell, with the proof, `values only` those that change no dtype on a
+fake device, whose tensors have nothing else, and `unseen` the rest.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Corrupt autocast on purpose, fault by fault, and ask whether the engine notices.
 
-Writes ``benchmarks/faults.json`` and from it ``docs/faults.md``. A part that is not run is kept as
-it was. Seconds are CPU seconds of one core, so that a busy machine does not change what is found.
+Writes ``benchmarks/faults.json`` and from it ``docs/evidence/faults.md``. A part that is not run is
+kept as it was. Seconds are CPU seconds of one core, so that a busy machine does not change what is
+found.
 
 ``FAULTS_DEVICE=cuda`` seeds the same faults in the autocast of another device: then the result goes
 to ``--output``, and nothing is proven about faults that cannot be told. ``--budget`` is for all
@@ -33,7 +34,7 @@ from tests.faults.faults import CONTROLS, EQUIVALENT, FAULTS, POLICY, SEMANTIC
 from tests.faults.hunt import hunt, hunt_along, record
 from tests.faults.wrapper import DEVICE
 
-JSON, TABLE = ROOT / "benchmarks" / "faults.json", ROOT / "docs" / "faults.md"
+JSON, TABLE = ROOT / "benchmarks" / "faults.json", ROOT / "docs" / "evidence" / "faults.md"
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ that ended earlier with the same backends, cases and seed is read again from ``.
 ``--tests`` runs pytest there with the rest of the arguments, and keeps its last line.
 
 The result file has a row for each torch, Python and backend, and for each run of the tests.
-``--page`` writes the tables of docs/torch-versions.md from the file.
+``--page`` writes the tables of docs/evidence/torch-versions.md from the file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from amp_fuzz.records.store import Store
 from benchmarks.common import ROOT, Row, arguments, commit, read, write
 
 RESULT = ROOT / "benchmarks" / "matrix.json"
-PAGE = ROOT / "docs" / "torch-versions.md"
+PAGE = ROOT / "docs" / "evidence" / "torch-versions.md"
 STORE = ROOT / ".amp-fuzz" / "matrix"
 START = "<!-- Below: written by benchmarks/matrix.py --page. -->\n"
 RUN = "import sys; from amp_fuzz.interfaces.cli import main; sys.exit(main())"

@@ -9,9 +9,9 @@ that leaves state behind. The case that finds it is minimised and written as a s
 in a fresh process twice: with the fault, where it must end with 1, and without, where it must end
 with 0. Last come the bugs of torch that amp_fuzz/upstream knows: the first case that
 shows each of them alone, among so many that the engine draws for a backend; their scripts must end
-with 1. Writes ``benchmarks/minimize.json`` after each fault, and ``docs/minimize.md``. What is not
-run is kept. Seconds are CPU seconds of one core, those of the C++ compiler included, and so are the
-limits of the search.
+with 1. Writes ``benchmarks/minimize.json`` after each fault, and ``docs/evidence/minimize.md``.
+What is not run is kept. Seconds are CPU seconds of one core, those of the C++ compiler included,
+and so are the limits of the search.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The page of minimize.py and torch_minifier.py: docs/minimize.md, from the results of both."""
+"""The page of minimize.py and torch_minifier.py: docs/evidence/minimize.md, from both results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.common import ROOT, Row, read
 
 JSON = ROOT / "benchmarks" / "minimize.json"
 THEIRS = ROOT / "benchmarks" / "torch_minifier.json"
-PAGE = ROOT / "docs" / "minimize.md"
+PAGE = ROOT / "docs" / "evidence" / "minimize.md"
 
 # Seconds of work for one search.
 SECONDS = {"eager": 120.0, "state": 60.0, "script": 120.0, "compiled": 240.0, "findings": 120.0}
@@ -24,11 +24,11 @@ _INTRODUCTION = """\
 
 The same cases, as drawn, are written as scripts that import only torch. The scripts run with
 `TORCHDYNAMO_REPRO_LEVEL=4` and `TORCHDYNAMO_REPRO_AFTER` set to `aot` and to `dynamo`
-([benchmarks/torch_minifier.py](../benchmarks/torch_minifier.py)). A `sitecustomize` seeds the fault
-in every process, including the minifier's. The table shows the number of calls in the graph before
-and after minifying. The resulting script then runs with the fault and without it. Seconds are CPU
-seconds of all processes. A search marked "cut" took longer than 150 s of wall time, on a machine
-that was busy with other work. Cases that are not in the table were not run.
+([benchmarks/torch_minifier.py](../../benchmarks/torch_minifier.py)). A `sitecustomize` seeds the
+fault in every process, including the minifier's. The table shows the number of calls in the graph
+before and after minifying. The resulting script then runs with the fault and without it. Seconds
+are CPU seconds of all processes. A search marked "cut" took longer than 150 s of wall time, on a
+machine that was busy with other work. Cases that are not in the table were not run.
 """
 
 _TOGETHER = """\
@@ -38,8 +38,8 @@ _TOGETHER = """\
 One process judges all candidates of a search and restarts only if a candidate kills it. So batches
 would save no starts, but they could save compilations. Compiling programs of one plan together
 instead of one by one divides the cost per program by 1.03 to 1.39 on `aot_eager`
-([benchmarks/packing.json](../benchmarks/packing.json)). On Inductor, the factor is 0.75 to 0.91: a
-pack costs more.
+([benchmarks/packing.json](../../benchmarks/packing.json)). On Inductor, the factor is 0.75 to 0.91:
+a pack costs more.
 
 Few candidates can be compiled together, because the search takes the first one that diverges and
 derives the next ones from it. We looked at two searches on each backend. The 60 candidates compiled
@@ -60,10 +60,10 @@ def page(result: Row) -> str:
         "# How small findings get",
         "",
         "For each seeded fault, the benchmark minimises the first case that finds it",
-        "([numeric-faults.md](numeric-faults.md)) and writes the result as a script. In a fresh",
+        "([seeded faults](numeric-faults.md)) and writes the result as a script. In a fresh",
         "process, the script must exit with 1 with the fault and with 0 without it.",
         "",
-        "Findings are bugs of torch 2.13 from the [known list](findings/README.md). Each",
+        "Findings are bugs of torch 2.13 from the [known list](../findings/README.md). Each",
         "has the first drawn case that shows the bug alone on a backend. If no draw showed it,",
         f"the benchmark takes the tests' example ({together} of these bugs show only together with",
         "others). The scripts must exit with 1.",

@@ -3,8 +3,8 @@
     python benchmarks/numeric_faults.py [--eager] [--compiled] [--only=GLOB] [--report]
 
 Writes ``benchmarks/numeric_faults.json``, and from it and ``benchmarks/tolerances.json`` the page
-``docs/numeric-faults.md``. What is not run is kept as it was. Seconds are CPU seconds of one
-core, those of the C++ compiler included.
+``docs/evidence/numeric-faults.md``. What is not run is kept as it was. Seconds are CPU seconds of
+one core, those of the C++ compiler included.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.faults.numeric import COMPILED, EAGER, NUMERIC, NumericFault
 from tests.faults.numeric_hunt import Step, hunt, way
 
 JSON, TOLERANCES = (ROOT / "benchmarks" / f"{n}.json" for n in ("numeric_faults", "tolerances"))
-PAGE = ROOT / "docs" / "numeric-faults.md"
+PAGE = ROOT / "docs" / "evidence" / "numeric-faults.md"
 
 # Cases for each fault. On Inductor a case takes seconds: the cases that cannot show the fault,
 # because they do not reach its op, are drawn and counted, but not compiled.
@@ -156,9 +156,10 @@ def page(result: Row, tolerances: Row) -> str:
         "",
         "The benchmark makes kernels, graphs and generated code wrong on purpose, one fault at a",
         "time. The fault is active only while the backend under test runs, not while the reference",
-        "runs. The rounding oracle ([shadow.md](shadow.md)) must find it, on cases that the engine",
-        "draws over the whole catalogue, without hints. Divergences in dtype, errors and the kind",
-        "`range` do not count. Neither do cases on which unmodified torch diverges too.",
+        "runs. The rounding oracle ([shadows](../internals/shadow.md)) must find it, on cases that",
+        "the engine draws over the whole catalogue, without hints. Divergences in dtype, errors",
+        "and the kind `range` do not count. Neither do cases on which unmodified torch diverges",
+        "too.",
     ]
     if result:
         lines += _about(result) + _summaries(result) + _LIMITS_OF_THIS

@@ -43,7 +43,7 @@ from benchmarks.common import (
 from tests.public.bugs import BUGS, Bug
 
 JSON = ROOT / "benchmarks" / "rediscovery.json"
-PAGE = ROOT / "docs" / "ingredients.md"  # which ends in the table
+PAGE = ROOT / "docs" / "internals" / "ingredients.md"  # which ends in the table
 HEAD = "| bug | what | backend |"
 
 

@@ -6,7 +6,8 @@ PyTorch's operator database: every operator runs under the reference's autocast 
 inputs of float32, bfloat16 and float16, forward and backward. Then random cases of the engine. The
 kernels are torch's own, so each distance is honest rounding. Where one is over the threshold, the
 kernel in which it arises is found and its call is taken apart (shadow_causes.py); the explanations
-stand in shadow_kernels.toml, and both come together in docs/shadow-operators.md (shadow_table.py).
+stand in shadow_kernels.toml, and both come together in
+docs/evidence/shadow-operators.md (shadow_table.py).
 
 Writes STEM.json and STEM.csv, the quantiles of every operator and dtype. A part that is left out
 (--each=0, --cases=0) stays as it was in STEM.json.

@@ -1,4 +1,4 @@
-"""Write docs/shadow-operators.md: every operator over the threshold, explained.
+"""Write docs/evidence/shadow-operators.md: every operator over the threshold, explained.
 
     python benchmarks/shadow_table.py
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "shadow-operators.md"
+PAGE = HERE.parent / "docs" / "evidence" / "shadow-operators.md"
 THRESHOLD = 4.0
 # What the threshold allows the largest element: 4 times the 4 roundoffs of an input and the one of
 # the output. A kernel that cancels is off by no more than that in the others too.
@@ -120,7 +120,7 @@ def left_open(measured: Mapping[str, Any], known: Mapping[str, Any], part: str) 
 
 
 def page(measured: Mapping[str, Any], known: Mapping[str, Any]) -> str:
-    """Return the text of docs/shadow-operators.md."""
+    """Return the text of docs/evidence/shadow-operators.md."""
     database, cases = measured["operator database"], measured.get("random cases", {})
     lines = [INTRODUCTION.format(few=f"{FEW:g}"), _summary(database, cases), ""]
     lines += ["| kind | what the experiment shows |", "|---|---|"]
@@ -158,11 +158,11 @@ INTRODUCTION = """# Operators over the threshold, one by one
 two.
 
 The tables measure torch's own kernels against their bands, *without* the allowance that a
-comparison has ([shadow.md](shadow.md)). If a result is over the threshold of 4, the first kernel
-that goes over it is called again alone: as it is, with 16-bit inputs held in float32, with scaled
-inputs, on random input, with its numbers perturbed too, and up to signs. A row gets a kind only
-if an experiment brings the excess under 4 (for a cancellation: an error of at most {few}
-roundoffs of the largest element). [`benchmarks/shadow.csv`](../benchmarks/shadow.csv) has the
+comparison has ([shadows](../internals/shadow.md)). If a result is over the threshold of 4, the
+first kernel that goes over it is called again alone: as it is, with 16-bit inputs held in float32,
+with scaled inputs, on random input, with its numbers perturbed too, and up to signs. A row gets a
+kind only if an experiment brings the excess under 4 (for a cancellation: an error of at most {few}
+roundoffs of the largest element). [`benchmarks/shadow.csv`](../../benchmarks/shadow.csv) has the
 distribution of every operator and dtype.
 """
 

@@ -8,8 +8,8 @@ accuracy) and ``TORCHDYNAMO_REPRO_AFTER`` ``aot``, then ``dynamo``. The fault is
 ``sitecustomize`` on ``PYTHONPATH``, since the minifier compiles in processes of its own. What the
 script writes for the minifier is run, and what that leaves is run once more with the fault and once
 without. Writes
-``benchmarks/torch_minifier.json`` after each, and a part of ``docs/minimize.md``. Seconds are CPU
-seconds, those of children included.
+``benchmarks/torch_minifier.json`` after each, and a part of ``docs/evidence/minimize.md``. Seconds
+are CPU seconds, those of children included.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
     python docs/findings.py [--check]
 
-Also write docs/known-by-version.md, from benchmarks/known/*.json: what `amp-fuzz known check` saw.
+Also write docs/evidence/known-by-version.md, from benchmarks/known/*.json: what
+`amp-fuzz known check` saw.
 
 The page of a file of `amp_fuzz.upstream` is its docstring, with a table of facts and the smallest
 case below the section of each bug. In a docstring ``[some-bug]`` is a link to that bug. --check
@@ -28,7 +29,7 @@ from amp_fuzz.upstream.registry import BUGS, FILES
 FOLDER = Path(__file__).parent / "findings"
 NOTE = "<!-- Written by `make pages` from {source}. Edit that. -->"
 MEASURED = FOLDER.parents[1] / "benchmarks" / "known"
-VERSIONS = FOLDER.parent / "known-by-version.md"
+VERSIONS = FOLDER.parent / "evidence" / "known-by-version.md"
 START, END = "<!-- table: written by `make pages` -->", "<!-- end of the table -->"
 
 
@@ -214,7 +215,7 @@ def by_version(found: Mapping[str, dict[str, Any]]) -> str:
     for family, title in FAMILIES.items():
         rows = []
         for bug in (bug for file in FILES if family_of(file) == family for bug in file.BUGS):
-            at = f"findings/{target(bug.id, FOLDER / 'README.md')}"
+            at = f"../findings/{target(bug.id, FOLDER / 'README.md')}"
             link = f"[{number(bug.link)}]({bug.link})" if bug.link else ""
             rows_of = (one["bugs"].get(bug.id, NOT_MEASURED) for one in found.values())
             states = (SHOWN[row["state"]] for row in rows_of)

@@ -407,7 +407,7 @@ class _Driver:
         """Write a line that runs a backward pass, in one thread if it is of two devices.
 
         Two threads would hand gradients to each other in any order, so that a sum of three may
-        differ in a bit, and recompute a checkpoint at the same time (docs/devices.md).
+        differ in a bit, and recompute a checkpoint at the same time (docs/reference/devices.md).
         """
         if self.program.mixed:
             self.put("with torch.autograd.set_multithreading_enabled(False):")

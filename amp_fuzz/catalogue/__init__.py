@@ -141,7 +141,7 @@ def _way_out(name: str) -> str:
         return _hint(name, CATALOGUE)
     return (
         f": if it is your own op, name the module that registers it, as in "
-        f"--plugins={root if root.isidentifier() else 'MODULE'} (docs/check.md)"
+        f"--plugins={root if root.isidentifier() else 'MODULE'} (docs/guide/your-op.md)"
     )
 
 

@@ -57,7 +57,7 @@ def register_op(
 
     The function takes an `amp_fuzz.catalogue.Builder`, asks it for tensors (shapes, dtypes, value
     domains) and other arguments, and returns an `amp_fuzz.catalogue.Call`, which has the shapes of
-    the results. docs/check.md has an example.
+    the results. docs/guide/your-op.md has an example.
 
     Args:
         name: ``"mylib.foo"``: its name in case files and ``--ops``.

@@ -89,8 +89,10 @@ class Policy(StrEnum):
     BANNED = "banned"
     """Raise RuntimeError, which names a safe op to use instead."""
     CAST_INPUTS = "cast_inputs"
-    """Cast every eligible argument to one dtype whatever the autocast dtype is, never cached: what
-    `torch.library.register_autocast` does to a custom op."""
+    """Cast every eligible argument to one dtype whatever the autocast dtype is, and never cache.
+
+    `torch.library.register_autocast` does this to a custom op.
+    """
 
 
 class PolicyTableError(ValueError):

@@ -1,6 +1,6 @@
 """The rows of a run's tables, made of its records: what reports count, and what Parquet holds.
 
-docs/store.md documents the columns. Nothing here needs pandas or pyarrow.
+docs/reference/store.md documents the columns. Nothing here needs pandas or pyarrow.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A run is a folder: ``run.json`` (a `RunRecord`) and ``records-*.jsonl``, one file for each worker,
 with `CaseRecord`, `DivergenceRecord`, `NoteRecord`, `IncidentRecord` and `EndRecord` lines. A
-compacted run has ``tables-N`` in place of the lines; docs/store.md documents both.
+compacted run has ``tables-N`` in place of the lines; docs/reference/store.md documents both.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     that fail it. known: the known bugs of its backends. machine: processor, cores, memory.
     commits: of ``amp-fuzz``, if it ran from a checkout, and of the ``project`` in whose checkout
     the run was started. branch: of the latter. flags: settings that change numbers
-    (docs/settings.md) when the run began: the expression that reads each, and its value.
+    (docs/reference/settings.md) when the run began: the expression that reads each, and its value.
     configuration: the options that are not at their default, as text. threshold: the excess over
     which a value diverges. A run of an earlier amp-fuzz has none of these six.
     """

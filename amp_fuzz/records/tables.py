@@ -1,4 +1,4 @@
-"""A run as Parquet: three tables, a file for each backend. docs/store.md documents them.
+"""A run as Parquet: three tables, a file for each backend. docs/reference/store.md documents them.
 
 pyarrow is optional (``pip install 'amp-fuzz[parquet]'``) and imported only when a table is opened.
 """

@@ -33,7 +33,7 @@ def load(path: str | Path, table: Table = "cases") -> pd.DataFrame:
     """Return a run, or all runs of a store, as one DataFrame.
 
     Reads JSON lines, and what `amp-fuzz store compact` made of them, alike. Parquet needs pyarrow
-    (``pip install 'amp-fuzz[parquet]'``). docs/store.md documents each column.
+    (``pip install 'amp-fuzz[parquet]'``). docs/reference/store.md documents each column.
 
     Args:
         path: the folder of a run (``.amp-fuzz/runs/ID``) or of a store (``.amp-fuzz``), or a URL of
@@ -114,8 +114,8 @@ class Report:
         """Write the report to a folder in each format and return the paths, report.html first.
 
         The HTML pages need no network; those that report.html links to are not among the paths.
-        docs/reports.md describes the others. The numbers for the trend of later reports are kept
-        in the folder of a run that has ended.
+        docs/reference/reports.md describes the others. The numbers for the trend of later reports
+        are kept in the folder of a run that has ended.
         Raises `StoreError` if the folder cannot be written.
         """
         from amp_fuzz.reports import html, machine, markdown

@@ -24,7 +24,7 @@ MOST_ANNOTATIONS = 10  # GitHub shows no more of one kind for a step
 
 
 def as_json(view: View, audit: Audit | None = None) -> str:
-    """Return the facts of a run as one JSON object, described in docs/reports.md.
+    """Return the facts of a run as one JSON object, described in docs/reference/reports.md.
 
     audit: the conformance matrix in the folder of the report.
     """

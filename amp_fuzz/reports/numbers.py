@@ -20,7 +20,7 @@ __all__ = ["numbers"]
 
 
 def numbers(view: View, audit: Audit | None) -> dict[str, Any]:
-    """Return what the pictures show, by picture. docs/reports.md documents each value.
+    """Return what the pictures show, by picture. docs/reference/reports.md documents each value.
 
     audit: the conformance matrix in the folder of the report.
     """

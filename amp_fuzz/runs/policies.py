@@ -180,7 +180,7 @@ def _devices(measured: Sequence[Measured]) -> list[str]:
 _HEAD = """\
 # Autocast by version of torch
 
-<!-- Written by `amp-fuzz policies --with=ENV... -o docs/autocast-by-version.md`. -->
+<!-- Written by `amp-fuzz policies --with=ENV... -o docs/evidence/autocast-by-version.md`. -->
 
 This page shows which ops have an autocast kernel on which device, what the kernel casts, and what
 changed from torch {first} to {last}.
@@ -188,7 +188,7 @@ changed from torch {first} to {last}.
 `amp-fuzz policies` asked these builds: {builds}.
 In each it called every autocast kernel of every device, and looked at the dtypes that arrive below
 autocast. So the policies are observed, not copied from a list; {hidden}. This needs no accelerator.
-The last column is from the [policy tables](../amp_fuzz/policies);
+The last column is from the [policy tables](../../amp_fuzz/policies);
 {agree}.
 
 The policies have their names from `aten/src/ATen/autocast_mode.h`:
@@ -205,7 +205,7 @@ packages register their own.
 
 
 def page(measured: Sequence[Measured], tables: Tables = _stock) -> str:
-    """Return docs/autocast-by-version.md."""
+    """Return docs/evidence/autocast-by-version.md."""
     measured = sorted(measured, key=order)
     wrong = [line for m in measured for line in disagreements(m, tables)]
     hidden = [line for m in measured for line in unobserved(m)]

@@ -2,7 +2,7 @@
 
 If all ops are drawn alike, three given ones hardly ever follow each other. Half of the programs
 therefore follow an idiom: their statements go through stages in turn, each with its own ops. The
-idioms are the ingredients that public reports share (docs/ingredients.md).
+idioms are the ingredients that public reports share (docs/internals/ingredients.md).
 """
 
 from __future__ import annotations

@@ -119,7 +119,9 @@ def test_a_policy_that_torch_does_not_keep_is_found_and_becomes_a_script(project
     assert "1 statement" in run(project, "minimize", found.id, PLUGIN)
     lost = run(project, "replay", found.id, expect=2)
     assert "$.body[0].op='usual.scaled_add' is not in the catalogue: if it is your own op" in lost
-    assert "name the module that registers it, as in --plugins=usual (docs/check.md)" in lost
+    assert (
+        "name the module that registers it, as in --plugins=usual (docs/guide/your-op.md)" in lost
+    )
     (project / "repro.py").write_text(run(project, "repro", found.id, PLUGIN))
     script = (project / "repro.py").read_text()
     assert "\nimport usual\n" in script

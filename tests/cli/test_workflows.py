@@ -13,13 +13,13 @@ from amp_fuzz.interfaces.cli import _commands
 from amp_fuzz.reports import read
 from tests.unit.test_reports import small_run, store_of
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide"
 WORKFLOWS = ("ci-example.yml", "ci-nightly.yml", "gitlab-ci.yml")
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_each_command_of_a_workflow_can_be_parsed(name: str) -> None:
-    text = (DOCS / name).read_text().replace("$PROFILE", "ci")
+    text = (GUIDE / name).read_text().replace("$PROFILE", "ci")
     lines = re.findall(r"(?:^ *|run: |- )amp-fuzz (.+)$", text, re.MULTILINE)
     assert any(line.startswith("store prune") for line in lines)  # else the cache only grows
     for line in lines:
@@ -33,6 +33,6 @@ def test_each_command_of_a_workflow_can_be_parsed(name: str) -> None:
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_each_file_of_a_workflow_is_one_of_a_report(name: str, tmp_path: Path) -> None:
     paths = read(store_of(tmp_path, small_run()), "r1").write(tmp_path / "report")
-    used = set(re.findall(r"amp-fuzz-report/([\w.-]+\.\w+)", (DOCS / name).read_text()))
+    used = set(re.findall(r"amp-fuzz-report/([\w.-]+\.\w+)", (GUIDE / name).read_text()))
     assert used
     assert used <= {path.name for path in paths}

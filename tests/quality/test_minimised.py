@@ -124,7 +124,8 @@ def test_a_fault_in_a_compiler_is_minimised_on_its_stage_and_confirmed_on_the_wh
 # -- what is published ----------------------------------------------------------------------------
 
 
-# Rows that changed their fingerprint, or are larger than they may be; docs/minimize.md says why.
+# Rows that changed their fingerprint, or are larger than they may be. docs/evidence/minimize.md
+# says why.
 CHANGED = {"eager/neg-backward"}
 LARGER = {"eager/var-of-squares": 4}
 

@@ -1,4 +1,4 @@
-"""The autocast that docs/reference.md builds is torch's, bit for bit, as far as its tables go."""
+"""The autocast of docs/internals/reference.md is torch's, bit for bit, as far as its tables go."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.forks import forked
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
+PAGE = Path(__file__).parents[2] / "docs" / "internals" / "reference.md"
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -25,7 +25,7 @@ from tests.unit.test_compaction import ALL, append
 from tests.unit.test_reports import store_of
 from tests.unit.test_store import RECORDS, RUN
 
-PAGE = Path(__file__).parents[2] / "docs" / "store.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "store.md"
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from .test_lives import store_of as days_of
 from .test_pictures import AUDIT, RUN, bad, one, store_of
 from .test_reports import CAT, COS, MM, Page, kernel, view_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "reports.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "reports.md"
 
 
 @pytest.fixture

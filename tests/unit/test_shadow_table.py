@@ -1,4 +1,4 @@
-"""docs/shadow-operators.md says what was measured, and each row's kind is borne out."""
+"""docs/evidence/shadow-operators.md says what was measured, and each row's kind is borne out."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ from tests.deadly import fault_of, judged
 from tests.objects import Bucket
 from tests.unit.test_store import FINDING
 
-DOCS = Path(__file__).parents[2] / "docs"
+GUIDE = Path(__file__).parents[2] / "docs" / "guide"
 
 
 def plan(folder: Path, text: str, seed: int = 7) -> tuple[Shard, ...]:
@@ -612,7 +612,7 @@ def test_the_benchmark_sees_what_is_lost_and_what_is_there_twice(
 
 
 def test_the_file_in_the_documentation_is_one(tmp_path: Path) -> None:
-    (text,) = re.findall(r"```toml\n(.+?)```", (DOCS / "sweep.md").read_text(), re.DOTALL)
+    (text,) = re.findall(r"```toml\n(.+?)```", (GUIDE / "sweep.md").read_text(), re.DOTALL)
     shards = plan(tmp_path, text)
     assert Counter(shard.backend for shard in shards) == {
         "eager-cpu": 8,
@@ -627,11 +627,11 @@ def test_the_clusters_in_the_documentation_are_ones() -> None:
     import jsonschema
 
     schema = json.loads((Path(ray.__file__).parent / "autoscaler/ray-schema.json").read_text())
-    cluster = yaml.safe_load((DOCS / "sweep-cluster.yaml").read_text())
+    cluster = yaml.safe_load((GUIDE / "sweep-cluster.yaml").read_text())
     jsonschema.validate(cluster, schema)
     kinds = cluster["available_node_types"]
     assert all(kind["min_workers"] for name, kind in kinds.items() if name != "head")
-    claim, workers, job = yaml.safe_load_all((DOCS / "sweep-kubernetes.yaml").read_text())
+    claim, workers, job = yaml.safe_load_all((GUIDE / "sweep-kubernetes.yaml").read_text())
     assert [part["kind"] for part in (claim, workers, job)] == [
         *("PersistentVolumeClaim", "RayCluster", "Job")
     ]

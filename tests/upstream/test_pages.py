@@ -57,7 +57,7 @@ def test_the_page_of_versions_shows_each_state(pages: ModuleType) -> None:
     }
     text = pages.by_version(found)
     row = next(line for line in text.splitlines() if line.startswith("| [cache-ignores-dtype]"))
-    assert "(findings/torch/cache.md#cache-ignores-dtype)" in row
+    assert "(../findings/torch/cache.md#cache-ignores-dtype)" in row
     assert "| ? | **gone** |" in row
     assert f"| **gone** | 0 | {len(BUGS)} |" in text
     assert "| cache-ignores-dtype | 2.9.1 | died of \\<lambda> 0x... |" in text

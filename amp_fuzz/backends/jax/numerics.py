@@ -1,4 +1,4 @@
-"""The arithmetic of XLA on a platform, as documented: see `platforms` and docs/jax.md."""
+"""The arithmetic of XLA on a platform, as documented: see `platforms` and docs/guide/jax.md."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ table, so CUDA's policies run, forward and backward, on a machine without a GPU.
         assert (x @ x).dtype is torch.bfloat16
 
 The module `tensor` has memory and kernels, `autocast` the policies, and `module` the functions that
-torch requires of a device; docs/privateuse1.md is the guide.
+torch requires of a device; docs/guide/your-device.md is the guide.
 """
 
 from amp_fuzz.backends.privateuse1.autocast import Autocast, WeightCache

@@ -367,7 +367,7 @@ class Torchax:
 
 
 # XLA's code for a case takes 6 MiB op by op, 40 without shared contexts, and JAX frees none of it:
-# 1,265 MiB in the end (docs/speed.md).
+# 1,265 MiB in the end (docs/evidence/speed.md).
 _LIVES = 120
 
 MODES = (

@@ -36,7 +36,7 @@ __all__ = ["known"]
 def known() -> None:
     """Ask which of the known bugs that come with amp-fuzz the installed torch has.
 
-    docs/known-by-version.md shows what this command measured on several versions of torch.
+    docs/evidence/known-by-version.md shows what this command measured on several versions of torch.
     """
 
 

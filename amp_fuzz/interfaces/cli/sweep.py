@@ -53,9 +53,9 @@ __all__ = ["sweep"]
 def sweep(file: Path, address: str | None, dry: bool, anew: bool) -> int:
     """Run a matrix of backends, environments, seeds and options on the nodes of a Ray cluster.
 
-    SWEEP.TOML lists them, and what each needs of a node: docs/sweep.md. Each shard is a run in the
-    store. A sweep that was interrupted or killed continues when its command is given again: cases
-    on record do not run again.
+    SWEEP.TOML lists them, and what each needs of a node: docs/guide/sweep.md. Each shard is a run
+    in the store. A sweep that was interrupted or killed continues when its command is given again:
+    cases on record do not run again.
 
     Exit codes are those of run; 6 if some shards did not end.
     """

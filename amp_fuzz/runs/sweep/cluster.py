@@ -56,7 +56,9 @@ def connected(address: str | None) -> Iterator[None]:
         except (ConnectionError, OSError, RuntimeError, ValueError) as error:
             what = f"no Ray cluster at {address}" if address else "Ray does not start"
             first = str(error).strip().partition("\n")[0]
-            raise ClusterError(f"{what}: {first}: see `ray status`, or docs/sweep.md") from error
+            raise ClusterError(
+                f"{what}: {first}: see `ray status`, or docs/guide/sweep.md"
+            ) from error
         # Ray prints a trace of its own at a SIGTERM, and ends the process there and then.
         signal.signal(signal.SIGTERM, before)
         yield

@@ -1,7 +1,7 @@
 """What the decompositions and fake kernels of an export get wrong; no autocast is needed.
 
 None was reported upstream that we know of. An export shares the decompositions of a compiled
-program: see [compile.md](../compile.md) for those.
+program: see [What torch.compile does otherwise under autocast](../compile.md) for those.
 
 ## export-layer-norm: statistics of another dtype than promised
 

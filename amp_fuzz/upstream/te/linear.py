@@ -1,7 +1,7 @@
 """The linear layer of Transformer Engine.
 
 Seen with the Python code of Transformer Engine 2.20.2 on the CPU, over a stub of its extension:
-[docs/fp8.md](../../fp8.md). None depends on a kernel; the scripts below were not run on a GPU.
+[FP8](../../guide/fp8.md). None depends on a kernel; the scripts below were not run on a GPU.
 
 ## te-dtype-check: a layer does not check the dtype of its parameters if the last result had it
 

@@ -83,7 +83,7 @@ with env:
 
 If values leave the range of their dtype, the order of a sum decides between NaN and infinity. The
 entry covers only the kind `range`. Subnormal numbers count as 0 ([what its kernels may
-do](../../jax.md#what-its-kernels-may-do)).
+do](../../guide/jax.md#what-its-kernels-may-do)).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ graph is optimised, a pass writes casts into it (`torch/csrc/jit/passes/autocast
 documents; `tests/backends/test_torchscript_autocast.py` compares the two op by op. The reference
 of the TorchScript backend can run the program's own graph with the casts that *our* pass writes.
 A divergence is one of the bugs below only if that graph agrees with TorchScript in every dtype,
-value and gradient, and raises the same errors. [torchscript.md](../torchscript.md) says how often
+value and gradient, and raises the same errors. [TorchScript: what random programs meet](../torchscript.md) says how often
 random programs meet them, and what else TorchScript does.
 
 ## torchscript-pass: TorchScript casts after a list of its own

@@ -96,7 +96,7 @@ for _ in range(2):
 The formulas multiply gradients by masks, divide by squares, and add in another order. Their
 intermediate values may leave the range of the dtype where eager's do not, or the other way round;
 in float16 that is common. The entry explains only elements that depend on values which leave the
-range, as the [shadows](../../shadow.md) say, in a program that differs without autocast too and
+range, as the [shadows](../../internals/shadow.md) say, in a program that differs without autocast too and
 agrees where graphs are not optimised. A NaN that a mask makes of infinity in a certain element is
 [torchscript-formulas] or a new finding: the reference does not know which of the formulas an
 optimised graph uses.

@@ -153,7 +153,7 @@ The entry also hides any other bug of these two functions that is as small and i
 On `jax[jit+excess]` only. `xla_allow_excess_precision` is on by default in XLA. If XLA compiles a
 cast to 16 bits together with the cast back, it drops both. So `(a @ b).astype(float32) + c` of
 bfloat16 `a` and `b` adds the unrounded product. This is documented and not a bug.
-[docs/jax.md](../../jax.md#excess-precision) has an example and explains how it is recognised.
+[JAX](../../guide/jax.md#excess-precision) has an example and explains how it is recognised.
 """
 
 from __future__ import annotations

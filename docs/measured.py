@@ -1,0 +1,114 @@
+"""Write docs/evidence/honest.md from the results of the benchmarks of honest runs.
+
+    python docs/measured.py [--check]
+
+--check writes nothing, and exits with 1 if the page is not what was measured.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "evidence" / "honest.md"
+
+TEXT = """\
+# Honest runs
+
+<!-- Written by `make pages` from benchmarks/honest.json, custom_functions.json and fp8.json. -->
+
+Cases of a torch that nobody broke, as a run draws them: up to 12 statements, with backward passes.
+A case that diverges is a known bug, or not explained. The known list explains what earlier runs
+met. A new draw may meet another bug, which counts as new until a list names it. `make open` judges
+the unexplained cases that are kept in `tests/cases/open`.
+
+## Compilers and TorchScript
+
+{versions}; {machine}. `benchmarks/honest.py` writes
+[honest.json](../../benchmarks/honest.json).
+
+{compilers}
+## Custom functions and ops alone
+
+`benchmarks/custom_functions.py` writes
+[custom_functions.json](../../benchmarks/custom_functions.json).
+
+{custom}
+## FP8 layers
+
+Cases with a layer in an FP8 region, at most 6 statements. `benchmarks/fp8.py` writes
+[fp8.json](../../benchmarks/fp8.json); [FP8](../guide/fp8.md) says which bugs are met.
+
+{fp8}
+## Others
+
+[Torch versions](torch-versions.md) has eager and the fake devices on each torch.
+[JAX](../guide/jax.md#what-was-measured), [torchax](../guide/torchax.md#what-was-measured) and
+[your own device](../guide/your-device.md#what-was-measured) have theirs, and [models](models.md)
+those of `amp_fuzz.check`.
+"""
+COLUMNS = ("backend", "cases", "agreed", "raised alike", "known", "not explained")
+
+
+def main() -> None:
+    """Write the page, or check it."""
+    check = "--check" in sys.argv[1:]
+    stale = PAGE.read_text() != page() if PAGE.exists() else True
+    if stale:
+        sys.stdout.write(f"{PAGE.relative_to(ROOT)}\n")
+        if not check:
+            PAGE.write_text(page())
+    sys.exit(1 if check and stale else 0)
+
+
+def page() -> str:
+    """Return the page."""
+    honest = result("honest")
+    versions = ", ".join(f"{name} {version}" for name, version in honest["versions"].items())
+    return TEXT.format(
+        versions=versions,
+        machine=honest["machine"],
+        compilers=table(COLUMNS, map(counts, honest["backends"].items())),
+        custom=table(COLUMNS, map(counts, result("custom_functions")["backends"].items())),
+        fp8=table(("backend", "recipe", *COLUMNS[1:]), layers()),
+    )
+
+
+def result(name: str) -> dict[str, Any]:
+    """Return what a benchmark wrote."""
+    found: dict[str, Any] = json.loads((ROOT / "benchmarks" / f"{name}.json").read_text())
+    return found
+
+
+def counts(item: tuple[str, Any]) -> tuple[str, ...]:
+    """Return the row of a backend."""
+    name, row = item
+    return f"`{name}`", *numbers(row["cases"], row["outcomes"])
+
+
+def numbers(cases: int, outcomes: dict[str, int]) -> Iterator[str]:
+    """Yield the cases of a row, by outcome."""
+    yield f"{cases:,}"
+    for outcome in ("agreed", "raised", "known", "diverged"):
+        yield f"{outcomes.get(outcome, 0):,}"
+
+
+def layers() -> Iterator[tuple[str, ...]]:
+    """Yield a row for each backend and recipe of FP8."""
+    for backend, row in result("fp8")["honest"].items():
+        for recipe, outcomes in row["cases"].items():
+            yield f"`{backend}`", recipe, *numbers(sum(outcomes.values()), outcomes)
+
+
+def table(columns: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
+    """Return a Markdown table whose cells are numbers, but for names in code."""
+    lines = [columns, tuple("---:" if c in COLUMNS[1:] else "---" for c in columns), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    main()
