@@ -74,6 +74,7 @@ def test_options_without_the_flag_are_said_to_do_nothing(pytester: pytest.Pytest
     result.stdout.fnmatch_lines(["amp-fuzz: off, --amp-fuzz-cases has no effect: add --amp-fuzz"])
 
 
+@pytest.mark.usefixtures("forking")
 def test_a_store_at_a_url_is_refused_in_one_line(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_mine(amp_check): amp_check(abs, -1.0)")
     for words in (["--amp-fuzz"], []):
