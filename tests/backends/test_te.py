@@ -11,6 +11,8 @@ import pytest
 
 from amp_fuzz.backends import backends
 
+pytestmark = pytest.mark.thorough
+
 _START = """
 import itertools
 import torch

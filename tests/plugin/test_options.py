@@ -61,6 +61,7 @@ def test_nothing_heavy_is_imported_unless_asked(pytester: pytest.Pytester) -> No
     assert loaded & HEAVY == set()
 
 
+@pytest.mark.thorough
 def test_a_heavy_import_would_be_seen() -> None:
     code = "import sys, amp_fuzz.interfaces.plugin.session; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -168,6 +168,7 @@ start(forked, fork=True).join()
 REFUSED = "Unable to handle autograd's threading in combination with fork-based multiprocessing"
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="needs forks")
 @pytest.mark.skipif(not privateuse1.supported(), reason="needs a device in Python")
 def test_no_fork_where_its_backward_passes_would_raise() -> None:
@@ -222,6 +223,7 @@ def _takes(gib: float) -> int:
     return len(held)
 
 
+@pytest.mark.thorough
 def test_a_process_that_takes_too_much_memory_is_ended() -> None:
     # torch alone takes 0.6 GiB where it was built with CUDA.
     assert ask(60, _takes, 0.1, memory=1.5) == int(0.1 * 2**30)

@@ -39,6 +39,8 @@ from tests.deadly import fault_of, judged
 from tests.objects import Bucket
 from tests.unit.test_store import FINDING
 
+pytestmark = pytest.mark.thorough
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 
