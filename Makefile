@@ -7,6 +7,7 @@ FUZZ_ARGS ?= run --profile=ci
 # arguments: make test TEST_ARGS="-k cache -x"
 JOBS      ?= 3
 TEST_ARGS ?=
+PYTEST     = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 # The torch of `make test-torch`: each has a file in constraints/
 TORCH     ?=
 # `make gpu`: the device, by default the one that torch sees here, and the folder of results. `make gpu-bundle`:
@@ -37,8 +38,8 @@ endif
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE # hundreds of processes import torch
-.PHONY: help venv fuzz open docs pages test test-all test-torch models gpu gpu-bundle lint types format clean \
-  distclean
+.PHONY: help venv fuzz open docs pages test test-rest test-all test-torch models gpu gpu-bundle lint types format \
+  clean distclean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -86,11 +87,15 @@ $(VENV)/.docs: $(STAMP)
 	@$(PIP) --no-build-isolation --editable '.[docs]'
 	@touch $@
 
-test: $(STAMP)  ## run the tests, except the slow ones (TEST_ARGS="-k cache", JOBS=3)
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(TEST_ARGS)
+# What each of these guarantees: CONTRIBUTING.md, "Tests".
+test: $(STAMP)  ## run the tests of the first tier, five minutes (TEST_ARGS="-k cache", JOBS=3)
+	$(PYTEST) -m "not thorough and not slow" $(TEST_ARGS)
 
-test-all: $(STAMP)  ## run every test
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TEST_ARGS)
+test-rest: $(STAMP)  ## run the other tests that guard a merge
+	$(PYTEST) -m "thorough and not slow" $(TEST_ARGS)
+
+test-all: $(STAMP)  ## run every test, the slow ones too
+	$(PYTEST) $(TEST_ARGS)
 
 # The second runs even if the first fails. Findings of this torch stay beside it.
 test-torch: $(OTHER)/.installed  ## run the tests, then `amp-fuzz`, on another torch (TORCH=2.9.1 PYTHON=python3.12)

@@ -40,6 +40,7 @@ __all__ = [
     "STEADY",
     "WrongKernel",
     "accelerator",
+    "brief",
     "call",
     "case",
     "drawn",
@@ -88,6 +89,12 @@ def eager() -> Backend:
 
 OTHERS = ", ".join(d for d in ("cuda", "maia", "mps", "mtia", "xpu") if has_autocast(d))
 """The devices other than the CPU for which this torch has autocast: 2.7 has none for maia."""
+
+
+def brief(values: Iterable[Any], *kept: Any) -> list[Any]:
+    """Return values to parametrise over, of which `make test` takes only these."""
+    thorough = pytest.mark.thorough
+    return [v if v in kept else pytest.param(v, marks=thorough) for v in values]
 
 
 def needs_torch(versions: str) -> None:

@@ -123,6 +123,11 @@ class Interrupts:
         finally:
             self._leaving = False
 
+    def check(self) -> None:
+        """Raise `Interrupted` if a signal came: Python ignores exceptions in a finaliser."""
+        if self.received is not None:
+            raise Interrupted
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._leaving and _importing(frame):
             _leave(number)

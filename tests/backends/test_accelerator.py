@@ -30,6 +30,8 @@ from tests import helpers
 from tests.forks import forked
 from tests.helpers import WrongKernel, drawn
 
+pytestmark = pytest.mark.thorough
+
 # -- on an accelerator ----------------------------------------------------------------------------
 
 

@@ -18,6 +18,8 @@ from amp_fuzz.backends.torchax.backend import Mode, Torchax, installed
 from amp_fuzz.cases.case import Case
 from tests.helpers import BF16, call, case, under, x
 
+pytestmark = pytest.mark.thorough
+
 needs_jax = pytest.mark.skipif(not find_spec("jax"), reason="needs JAX")
 CASE = case(
     [x("w0", 3, 5), x("x1", 5, 3), x("x2", 3)],

@@ -21,6 +21,8 @@ from amp_fuzz.upstream import BUGS, shipped
 from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, Run, call, case, under, x
 
+pytestmark = pytest.mark.thorough
+
 INPUTS = [x("x0", 6, 8), x("w1", 8, 6)]
 BODY = (call("mm", "x0", "w1"), call("softmax", "v0", -1, to="v1"))
 PLAIN, DECOMPOSED = ExportBackend(), ExportBackend(decomposed=True)

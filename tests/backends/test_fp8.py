@@ -28,6 +28,8 @@ from amp_fuzz.strategies.drawing import draw_case, usable
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
 
+pytestmark = pytest.mark.thorough
+
 READY = [
     name
     for name, backend in backends().items()

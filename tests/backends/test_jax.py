@@ -27,6 +27,8 @@ from amp_fuzz.upstream.explain import Explainer, judge_of
 from tests.faults.lowerings import FAULTS
 from tests.helpers import BF16, F16, call, case, drawn, stored, under, x
 
+pytestmark = pytest.mark.thorough
+
 BACKENDS = {b.name: b for b in backends() if isinstance(b, JaxBackend)}
 JAX = BACKENDS["jax"]
 READY = JAX.availability().status == "ready"

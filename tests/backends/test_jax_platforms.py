@@ -28,6 +28,8 @@ from amp_fuzz.runs.setup import prepare
 from tests.faults.tpu import FAULTS
 from tests.helpers import call, case, x
 
+pytestmark = pytest.mark.thorough
+
 needs_jax = pytest.mark.skipif(not installed(), reason="needs JAX: pip install 'amp-fuzz[jax]'")
 
 TPU = Platform("tpu", "TPU v5e", versions="jax 0.10.2, jaxlib 0.10.2")

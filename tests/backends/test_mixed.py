@@ -206,6 +206,7 @@ def test_gradients_of_cpu_leaves_come_back_on_the_cpu() -> None:
 # -- drawing --------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_drawn_programs_are_well_formed_and_of_three_kinds() -> None:
     kinds: Counter[str] = Counter()
     for one in drawn(600, "cuda", mixed=1):
@@ -276,6 +277,7 @@ def test_on_the_cpu_all_tensors_are_of_one_device() -> None:
 # -- judging --------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", TWO)
 def test_honest_draws_agree_or_are_known(name: str) -> None:
     backend = backends()[name]
@@ -321,6 +323,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PrivateUs
         yield found
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not privateuse1.supported(), reason="needs torch 2.10")
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found_and_minimised(faulty: tuple[PrivateUse1Backend, Path], name: str) -> None:
@@ -385,6 +388,7 @@ def test_the_explicit_form_casts_each_device_by_itself(name: str) -> None:
     assert "lower_precision_fp" in lines[4]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not privateuse1.supported(), reason="needs torch 2.10")
 def test_a_script_puts_each_tensor_in_its_place(
     faulty: tuple[PrivateUse1Backend, Path], tmp_path: Path

@@ -201,12 +201,14 @@ sys.exit(observed != expected)
     assert subprocess.run([sys.executable, script], check=False, timeout=120).returncode == 1
 
 
+@pytest.mark.thorough
 def test_a_pytest_form(command: Callable[..., Done]) -> None:
     text = command("repro", "mm.json", "--backend=toy", "--format=pytest").out
     assert "class autocast(torch.autocast)" in text
     assert "assert observed == expected" in text
 
 
+@pytest.mark.thorough
 def test_without_pieces_of_source_the_script_judges(
     command: Callable[..., Done], site: Path, environment: dict[str, str]
 ) -> None:
@@ -221,6 +223,7 @@ def test_without_pieces_of_source_the_script_judges(
     assert "only amp-fuzz can run bare: use --format=script" in refused.err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "heading", "said"),
     [

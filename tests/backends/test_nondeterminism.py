@@ -25,7 +25,10 @@ from amp_fuzz.versions import holds
 from tests.devices import check_on
 from tests.helpers import call, case, drawn, x
 
-pytestmark = pytest.mark.skipif(not privateuse1.supported(), reason="needs torch 2.10")
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(not privateuse1.supported(), reason="needs torch 2.10"),
+]
 
 INPUTS = (x("x0", 2), x("x1", 60, dtype="int64", domain="index", bound=2), x("x2", 60))
 ADD = case(

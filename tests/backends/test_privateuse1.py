@@ -204,6 +204,7 @@ def test_a_finding_is_explained(faulty: tuple[PrivateUse1Backend, Path]) -> None
     assert "mm: without its casts (lower_precision_fp)" in found.flips
 
 
+@pytest.mark.thorough
 def test_a_repro_installs_the_device(backend: PrivateUse1Backend, tmp_path: Path) -> None:
     """The weight cache is emptied by a checkpoint's backward pass: see docs/findings."""
     one = case(
@@ -289,6 +290,7 @@ def test_a_device_is_installed_once() -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_a_process_that_dies_takes_this_one_with_it() -> None:
     """Whoever watches this one records the case as a crash."""
     code = (

@@ -42,6 +42,8 @@ from amp_fuzz.upstream import quirks, shipped
 from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, Run, call, case, under, x
 
+pytestmark = pytest.mark.thorough
+
 SCRIPT, TRACE = ScriptBackend("script"), ScriptBackend("trace")
 ALL = [b for b in backends().values() if isinstance(b, ScriptBackend)]
 INPUTS = [x("x0", 6, 8), x("w1", 8, 6)]

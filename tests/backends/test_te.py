@@ -16,6 +16,8 @@ import pytest
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.te import backend, stub
 
+pytestmark = pytest.mark.thorough
+
 _START = """
 import itertools
 import torch

@@ -40,6 +40,8 @@ from amp_fuzz.upstream import BUGS, quirks, shipped
 from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, F16, call, case, under, x
 
+pytestmark = pytest.mark.thorough
+
 INSTALLED = torchax.installed()
 needs_jax = pytest.mark.skipif(
     not INSTALLED, reason="torchax is not installed: pip install 'amp-fuzz[jax]'"

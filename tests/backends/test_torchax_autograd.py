@@ -34,6 +34,8 @@ from amp_fuzz.upstream.torchax.functions import CUTS
 from tests.backends.test_torchax import judged, judged_with, needs_jax
 from tests.helpers import BF16, F16, call, case, under, x
 
+pytestmark = pytest.mark.thorough
+
 NAME = "torchax[autograd]"
 
 SQUARES = [x("x0", 2, 2), x("w1", 2, 2)]

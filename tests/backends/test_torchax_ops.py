@@ -22,7 +22,7 @@ from amp_fuzz.upstream.torchax.examples import GRU_INPUTS, gru
 from tests.backends.test_torchax import judged, judged_with, needs_jax
 from tests.helpers import BF16, call, case, under, x
 
-pytestmark = needs_jax
+pytestmark = [pytest.mark.thorough, needs_jax]
 
 
 def of(name: str, dtype: str, *values: float) -> TensorSpec:

@@ -24,6 +24,8 @@ from amp_fuzz.interfaces.cli import main
 from amp_fuzz.reference import PolicyTableError
 from tests.forks import forked
 
+pytestmark = pytest.mark.thorough
+
 PACKAGE = '''
 """A device module: naming it, its tensors and its autocast are those of the template."""
 

@@ -27,6 +27,8 @@ from amp_fuzz.upstream import quirks, shipped
 from amp_fuzz.upstream.explain import Explainer, judge_of
 from tests.helpers import BF16, WrongKernel, call, case, needs_torch, x
 
+pytestmark = pytest.mark.thorough
+
 WIDE = "xla-excess-precision"
 AOT, INDUCTOR, EMULATING = "compile[aot_eager]", "compile[inductor]", "compile[inductor+casts]"
 

@@ -88,6 +88,7 @@ def test_everything_is_as_it_was() -> None:
     assert generators[1:] == after[1:]
 
 
+@pytest.mark.thorough
 def test_dropout_draws_the_same_on_both_sides() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8))
     result = amp_fuzz.check(model, torch.randn(5, 8), backends=["eager-cpu", "compile[inductor]"])
@@ -168,6 +169,7 @@ assert result.known[0].known == "custom-op-body-off"
 """
 
 
+@pytest.mark.thorough
 def test_custom_ops_are_cast_as_they_asked() -> None:
     """In a process of its own: what an op registers stays with the dispatcher."""
     done = subprocess.run(
@@ -546,6 +548,7 @@ def _under_reference() -> bool:
     return False
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("inplace", [False, True])
 def test_a_function_with_a_plainer_name_is_named_by_it_with_a_case(inplace: bool) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(inplace=inplace))
@@ -556,6 +559,7 @@ def test_a_function_with_a_plainer_name_is_named_by_it_with_a_case(inplace: bool
     assert found.case is not None
 
 
+@pytest.mark.thorough
 def test_a_dropout_that_was_cut_out_draws_the_same_under_inductor() -> None:
     x = torch.randn(4, 8)
     subject = Subject.of(nn.Dropout(0.5), (x,), None, 0)

@@ -31,7 +31,7 @@ from tests.check.faults import (
 from tests.check.models import MODELS, training_step
 from tests.faults.numeric import NUMERIC
 from tests.faults.wrapper import POLICIES, Wrapper, installed
-from tests.helpers import lstm_of_bfloat16
+from tests.helpers import brief, lstm_of_bfloat16
 
 HALVES = [torch.bfloat16, torch.float16]
 DTYPES = ["bfloat16", "float16"]
@@ -47,7 +47,7 @@ def statuses(result: amp_fuzz.CheckResult) -> dict[tuple[str, str], str]:
     return {(run.backend, run.autocast): run.status for run in result.runs}
 
 
-@pytest.mark.parametrize("name", sorted(set(MODELS) - {"gru-tagger", "tagger"}))
+@pytest.mark.parametrize("name", brief(sorted(set(MODELS) - {"gru-tagger", "tagger"}), "cnn"))
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
 def test_an_honest_model_agrees(name: str, train: bool) -> None:
     model, inputs = MODELS[name]()
@@ -63,6 +63,7 @@ def test_an_honest_model_agrees(name: str, train: bool) -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.thorough
 def test_a_recurrent_model_agrees_where_torch_can_run_it() -> None:
     """The CPU has no LSTM of float16, and dynamo before 2.15 leaves modules with one to eager."""
     model, inputs = MODELS["tagger"]()
@@ -109,7 +110,7 @@ def test_an_honest_model_agrees_with_inductor(name: str) -> None:
 # -- seeded faults --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", brief(FAULTS, "resnet", "gpt", "scaler"))
 @pytest.mark.parametrize("dtype", HALVES, ids=DTYPES)
 def test_a_wrong_kernel_is_found_in_its_submodule(name: str, dtype: torch.dtype) -> None:
     if name == "tagger" and (dtype is torch.float16 or not lstm_of_bfloat16()):
@@ -134,7 +135,7 @@ def _finds(name: str, dtype: torch.dtype, backend: Backend, module: str, op: str
         _replays(found, backend)
 
 
-@pytest.mark.parametrize("name", FAKED)
+@pytest.mark.parametrize("name", brief(FAKED, "cnn", "vit"))
 @pytest.mark.parametrize("dtype", HALVES, ids=DTYPES)
 def test_a_wrong_cast_inside_is_found_on_a_fake_device(name: str, dtype: torch.dtype) -> None:
     wrong, module, op = FAKED[name]

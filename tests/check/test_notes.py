@@ -136,6 +136,7 @@ def test_casts_that_follow_the_policy_are_not_noted(function: Callable[[Tensor],
     assert result.own_casts == ()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", sorted(MODELS))
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_an_honest_model_has_no_notes(name: str, dtype: torch.dtype) -> None:

@@ -85,6 +85,7 @@ PLUGIN = "--plugins=usual.amp_ops"
 SMALL = ("run", "--backends=eager-cpu", "--workers=2", "--seed=3")
 
 
+@pytest.mark.thorough
 def test_a_run_draws_them_in_every_worker(project: Path) -> None:
     (project / "amp-fuzz.toml").write_text('plugins = ["usual.amp_ops"]\n')
     text = run(project, *SMALL, "--ops=usual,relu", "--cases=300")

@@ -19,6 +19,8 @@ from amp_fuzz.reference.shadow.written import calling, written
 from tests.check.faults import BrokenCompiler, lowering
 from tests.helpers import needs_torch
 
+pytestmark = pytest.mark.thorough
+
 INDUCTOR, EMULATING = "compile[inductor]", "compile[inductor+casts]"
 
 

@@ -81,6 +81,7 @@ def test_an_accepted_finding_passes(amp_fuzz: Command, found: None, tmp_path: Pa
     assert len(known) > 2
 
 
+@pytest.mark.thorough
 def test_a_new_one_fails_though_another_of_the_op_is_known(
     amp_fuzz: Command, found: None, moods: Command
 ) -> None:
@@ -145,6 +146,7 @@ def test_an_expired_entry_fails(
     assert amp_fuzz(*FEW).code == 1  # until somebody looks at it
 
 
+@pytest.mark.thorough
 def test_a_nondeterministic_finding_can_be_accepted(amp_fuzz: Command, moods: Command) -> None:
     moods(abs="coin")
     assert amp_fuzz(*RUN).code == 1
@@ -197,6 +199,7 @@ def test_a_reason_is_asked_for(amp_fuzz: Command, found: None) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_an_entry_that_cannot_run_here_says_why(
     amp_fuzz: Command, found: None, tmp_path: Path
 ) -> None:
@@ -211,6 +214,7 @@ def test_an_entry_that_cannot_run_here_says_why(
     assert amp_fuzz(*FEW).code == 0
 
 
+@pytest.mark.thorough
 def test_a_baseline_is_found_from_below_and_by_option(
     amp_fuzz: Command, found: None, tmp_path: Path
 ) -> None:

@@ -37,6 +37,8 @@ from amp_fuzz.runs.policies import InterpreterError
 from amp_fuzz.upstream import BUGS
 from tests.helpers import needs_torch
 
+pytestmark = pytest.mark.thorough
+
 Command = Callable[..., Any]
 FINDINGS = Path(__file__).parents[2] / "docs" / "findings"
 CACHE = FINDINGS / "issue-cache-ignores-dtype.json"  # this torch has the bug

@@ -9,8 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from amp_fuzz.findings.supervision.processes import death, start
 from tests.forks import Done, forked
+
+pytestmark = pytest.mark.thorough
 
 
 def say(word: str) -> None:

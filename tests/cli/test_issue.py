@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 Command = Callable[..., Any]
 
 FINDINGS = Path(__file__).parents[2] / "docs" / "findings"

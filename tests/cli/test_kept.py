@@ -16,6 +16,8 @@ from amp_fuzz.runs.corpus import CorpusError, fixed, folder_cases, kept_findings
 from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import GOOD, KNOWN, eager
 
+pytestmark = pytest.mark.thorough
+
 Command = Callable[..., Any]
 
 RUN = ("run", "--backends=eager-cpu", "--ops=abs", "--cases=3", "--seed=1", "--workers=1")

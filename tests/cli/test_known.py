@@ -16,6 +16,8 @@ from amp_fuzz.interfaces.cli import main
 from amp_fuzz.upstream import BUGS, registry
 from tests.forks import Done
 
+pytestmark = pytest.mark.thorough
+
 Command = Callable[..., Done]
 
 

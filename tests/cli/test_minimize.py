@@ -19,6 +19,8 @@ from amp_fuzz.records.store import Store
 from tests.cli.conftest import Done
 from tests.helpers import BF16, call, case, under, x
 
+pytestmark = pytest.mark.thorough
+
 BIG = case(
     [x("x0", 3, 4), x("w1", 4, 5), x("x2", 3, 5, domain="ties", layout="strided")],
     call("mm", "x0", "w1", to="v0"),

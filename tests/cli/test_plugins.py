@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 Command = Callable[..., Any]
 
 # Changes torch, registers no op: autocast does not cast the arguments of mm.

@@ -2,7 +2,8 @@
 
 import os
 import signal
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 from rich.console import Console
@@ -165,3 +166,18 @@ def test_a_signal_that_comes_too_early_or_is_swallowed_stops_all_the_same() -> N
         with pytest.raises(Interrupted), interrupts.stoppable(), suppress(BaseException):
             os.kill(os.getpid(), signal.SIGINT)  # as an import of a library may do
         assert interrupts.code == 130
+
+
+def test_a_signal_that_a_finaliser_swallows_is_raised_at_the_next_check() -> None:
+    with Interrupts() as interrupts:
+        with interrupts.stoppable():
+            interrupts.check()  # none came
+        with pytest.raises(Interrupted), interrupts.stoppable(), _swallowing(signal.SIGTERM):
+            interrupts.check()
+
+
+@contextmanager
+def _swallowing(number: signal.Signals) -> Iterator[None]:
+    with suppress(BaseException):
+        os.kill(os.getpid(), number)
+    yield

@@ -17,6 +17,8 @@ from tests.objects import Bucket
 from tests.unit.test_keeping import NEW, OLD, store_of
 from tests.unit.test_store import FINDING
 
+pytestmark = pytest.mark.thorough
+
 Command = Callable[..., Any]
 
 

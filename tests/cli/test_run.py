@@ -303,6 +303,7 @@ def test_ctrl_c_keeps_all_records_and_prints_the_summary(tmp_path: Path, start: 
     assert not list((tmp_path / ".amp-fuzz" / "runs").glob("*/current-*"))
 
 
+@pytest.mark.thorough
 def test_sigterm_does_the_same(tmp_path: Path, start: Command) -> None:
     running = start("--backends=eager-cpu", "--workers=1")
     running.wait_for(r"^\[.*eager-cpu [1-9]\d*/100000")
@@ -314,6 +315,7 @@ def test_sigterm_does_the_same(tmp_path: Path, start: Command) -> None:
     running.leaves_nothing()
 
 
+@pytest.mark.thorough
 def test_ctrl_c_while_a_worker_hangs(tmp_path: Path, start: Command) -> None:
     running = start("--backends=hanging-cpu", "--workers=1")
     running.wait_for("^records in ")
@@ -327,6 +329,7 @@ def test_ctrl_c_while_a_worker_hangs(tmp_path: Path, start: Command) -> None:
     running.leaves_nothing()
 
 
+@pytest.mark.thorough
 def test_ctrl_c_while_workers_start(tmp_path: Path, start: Command) -> None:
     running = start("--backends=eager-cpu", "--workers=2")
     running.wait_for("^records in ")

@@ -170,6 +170,7 @@ def test_a_group_without_a_command_shows_its_help(command: Command) -> None:
     assert "\nCommands:\n  compact " in done.out + done.err
 
 
+@pytest.mark.thorough
 def test_a_compacted_run_is_resumed(amp_fuzz: Command, tmp_path: Path) -> None:
     words = ("--backends=eager-cpu", "--ops=abs", "--cases=6", "--workers=1", "--seed=1")
     assert amp_fuzz("run", *words).code == 0

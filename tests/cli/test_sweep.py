@@ -26,7 +26,10 @@ from tests.objects import Bucket, install
 # Before Ray is imported: the nodes listen on the loopback interface only, and nothing is reported.
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 pytest.importorskip("ray")
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Ray has clusters on Linux")
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(sys.platform != "linux", reason="Ray has clusters on Linux"),
+]
 
 OTHERS = sorted((Path(__file__).parents[2] / ".venvs").glob("torch-*/bin/python"))
 PLACED = """

@@ -34,6 +34,7 @@ def test_every_wrong_policy_of_sum_is_seen(audited: Audited, overload: str) -> N
     assert not unseen
 
 
+@pytest.mark.thorough
 def test_each_pair_of_a_right_and_a_wrong_policy_is_seen_at_some_op() -> None:
     pairs: dict[tuple[Policy | None, Policy | None], Wrong] = {}
     for wrong in wrong_policies("cpu"):

@@ -7,16 +7,9 @@ import pytest
 from amp_fuzz.cases.program import statements
 from tests.faults.custom import CUSTOM, hunted
 
-FAST = (
-    *("freed-early", "alias-returned", "bwd-missing", "fwd-missing", "state-leaked"),
-    *("needs-wrong-index", "needs-wrong-saved", "saved-input", "differentiable-kept"),
-    *("alias-backward", "view-backward", "op-not-cast", "op-cast-wrong", "fake-dtype"),
-)
 
-
-@pytest.mark.parametrize(
-    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in CUSTOM]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CUSTOM)
 def test_a_fault_of_a_custom_function_is_found_and_gets_small(name: str) -> None:
     found = hunted(CUSTOM[name])
     assert found is not None

@@ -14,10 +14,8 @@ from amp_fuzz.oracle.judge import Judge
 from tests.faults.fault import patched
 from tests.faults.fp8 import ALL, FAULTS, Own, Seeded, drawn, hunt
 
-# Those that take hundreds of cases, or long to make small; `benchmarks/fp8.py --faults` runs all.
-_LONG = {"block-of-16", "dgrad-rowwise-copy", "region-left-on", "wgrad-gradient-copy"}
 
-
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ALL, ids=lambda c: c.recipe)
 def test_honest_layers_agree(context: FP8) -> None:
     judge = Judge(Own(contexts=(context,)), relations="all")
@@ -26,11 +24,8 @@ def test_honest_layers_agree(context: FP8) -> None:
             assert judge.judge(case).divergence is None, case
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [pytest.param(f, marks=pytest.mark.slow) if f.name in _LONG else f for f in FAULTS],
-    ids=lambda f: f.name,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name)
 def test_a_fault_is_found_and_made_small(fault: Seeded) -> None:
     with quiet():
         found = hunt(fault, seconds=12)
@@ -38,6 +33,7 @@ def test_a_fault_is_found_and_made_small(fault: Seeded) -> None:
     assert found["statements"] <= 2, found["case"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["max", "most_recent"])
 def test_the_direction_of_the_roll_cannot_be_told(algorithm: Any) -> None:
     """A history holds the same magnitudes whichever way it rolls: this is no fault.

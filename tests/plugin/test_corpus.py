@@ -180,6 +180,7 @@ def test_a_finding_that_is_still_there_fails(pytester: pytest.Pytester) -> None:
     assert not [line for line in result.outlines if line.startswith("fixed: ")]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("more", [(), ("-n", "2")], ids=["alone", "xdist"])
 def test_workers_collect_the_same_whatever_is_found_meanwhile(
     pytester: pytest.Pytester, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
@@ -216,6 +217,7 @@ def test_the_newest_findings_are_judged_and_the_others_named(
     assert [k.case for k in kept_findings(store, [eager()], [KNOWN.id, "gone"])[0]] == [KNOWN]
 
 
+@pytest.mark.thorough
 def test_sessions_keep_the_smallest_case_of_each_feature(pytester: pytest.Pytester) -> None:
     few = (*FUZZ, "--amp-fuzz-cases=20", "--amp-fuzz-ops=abs,relu", "-n", "2")
     pytester.runpytest_subprocess(*few)

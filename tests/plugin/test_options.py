@@ -61,6 +61,7 @@ def test_nothing_heavy_is_imported_unless_asked(pytester: pytest.Pytester) -> No
     assert loaded & HEAVY == set()
 
 
+@pytest.mark.thorough
 def test_a_heavy_import_would_be_seen() -> None:
     code = "import sys, amp_fuzz.interfaces.plugin.session; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -74,6 +75,7 @@ def test_options_without_the_flag_are_said_to_do_nothing(pytester: pytest.Pytest
     result.stdout.fnmatch_lines(["amp-fuzz: off, --amp-fuzz-cases has no effect: add --amp-fuzz"])
 
 
+@pytest.mark.usefixtures("forking")
 def test_a_store_at_a_url_is_refused_in_one_line(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_mine(amp_check): amp_check(abs, -1.0)")
     for words in (["--amp-fuzz"], []):

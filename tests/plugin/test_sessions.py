@@ -19,7 +19,7 @@ from amp_fuzz.records.fingerprint import title
 from amp_fuzz.records.schema import CaseRecord, DivergenceRecord, EndRecord, IncidentRecord, Record
 from amp_fuzz.records.store import Store
 from tests.forks import forked
-from tests.helpers import BF16, OTHERS, call, case, x
+from tests.helpers import BF16, OTHERS, brief, call, case, x
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("forking")
@@ -72,6 +72,7 @@ def said(result: pytest.RunResult) -> str:
     return result.stdout.str()
 
 
+@pytest.mark.thorough
 def test_a_session_says_what_changed_since_a_run(project: pytest.Pytester) -> None:
     def session(*more: str) -> pytest.RunResult:
         return project.runpytest_subprocess(*SMALL, CPU, *more)
@@ -217,7 +218,7 @@ ENDS = {
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @SPREAD
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", brief(ENDS, "SIGSEGV"))
 def test_a_kernel_that_ends_its_process_costs_no_more_than_its_cases(
     project: pytest.Pytester, end: str, spread: tuple[str, ...]
 ) -> None:
@@ -300,6 +301,7 @@ def test_a_session_that_was_killed_says_so_in_its_report(
     assert "THE RUN DID NOT END: nothing new so far, of 9 cases" in done.out
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize("spread", [(), ("-n", "1")], ids=["alone", "xdist"])
 def test_an_interrupt_keeps_the_records_and_sums_up(
@@ -365,6 +367,7 @@ def test_a_floor_of_cases_holds_when_the_time_is_up(
     result.stdout.fnmatch_lines(["note: stopped after *: * of 300 cases"])
 
 
+@pytest.mark.thorough
 def test_a_baseline_is_judged_first_and_an_expired_entry_fails(
     project: pytest.Pytester, tmp_path: Path
 ) -> None:
@@ -394,6 +397,7 @@ def test_a_baseline_is_judged_first_and_an_expired_entry_fails(
 NOTED = ("--amp-fuzz-cases=2", "--amp-fuzz-seed=1", "--amp-fuzz-corpus=corpus")
 
 
+@pytest.mark.thorough
 def test_a_note_fails_its_item_if_the_session_was_told_to(project: pytest.Pytester) -> None:
     exp = case([x("x0", 2, dtype="bfloat16")], call("exp", "x0"), contexts=(BF16,), backward="none")
     Path("corpus").mkdir()

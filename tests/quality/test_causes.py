@@ -362,6 +362,7 @@ def decoder() -> Case:
         return next(c for c in draw(task, settings) if counts(c) and judge.judge(c).divergence)
 
 
+@pytest.mark.thorough
 def test_a_wrong_kernel_inside_an_op_is_the_group_of_that_kernel() -> None:
     judge = faulty("bmm-gain")
     for first, second in ((BMM, decoder()), (decoder(), BMM)):

@@ -20,6 +20,8 @@ from amp_fuzz.upstream import shipped
 from tests.faults.many import counts, seeded
 from tests.helpers import eager
 
+pytestmark = pytest.mark.thorough
+
 FAULTS = ("linear:fp32", "cat:lower_precision_fp", "mm:none", "cache-flag-not-restored")
 OPS = ("linear", "cat", "mm", "relu", "stack", "abs")
 

@@ -32,6 +32,8 @@ from benchmarks.minimize_page import JSON, PAGE, SECONDS, page
 from tests.faults.numeric import NUMERIC
 from tests.faults.numeric_hunt import backend_of, hunt, way
 
+pytestmark = pytest.mark.thorough
+
 
 def found(name: str, *focus: str, cases: int = 40, seed: int = 0) -> tuple[Judge, Verdict]:
     """Return the first divergence that shows a fault, among programs with these ops."""

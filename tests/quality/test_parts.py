@@ -22,6 +22,8 @@ from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, call, case, x
 
+pytestmark = pytest.mark.thorough
+
 Wrong = Callable[[str, float], None]
 
 RECORD = DivergenceRecord(

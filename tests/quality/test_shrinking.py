@@ -26,6 +26,8 @@ from amp_fuzz.cases.program import (
 from amp_fuzz.strategies import cases, plans, programs, tensors
 from tests.helpers import minimal
 
+pytestmark = pytest.mark.thorough
+
 OPS = ("mm", "relu", "add", "cat", "linear")
 
 

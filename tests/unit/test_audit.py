@@ -82,6 +82,7 @@ def test_samples_hold_one_dtype_and_mixes_with_float32() -> None:
         assert all("float32" in mix for mix in found if len(set(mix)) > 1)
 
 
+@pytest.mark.thorough
 def test_every_op_has_calls_that_are_the_same_each_time() -> None:
     for name in CATALOGUE:
         for program in calls(name):
@@ -206,6 +207,7 @@ def test_a_wrong_dtype_is_a_finding() -> None:
 # -- many processes -------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("forked_workers")
 def test_workers_find_what_one_process_finds() -> None:
     ops = [CATALOGUE[name] for name in ("mm", "cat", "_addmm_activation")]

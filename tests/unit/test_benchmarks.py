@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 HEAD = "sys.path.insert(0, str(Path(__file__).resolve().parents[1]))"
 

@@ -7,10 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from amp_fuzz.backends import backends
 from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.oracle import Divergence
 from tests.helpers import FAULT, GOOD
+
+pytestmark = pytest.mark.thorough
 
 HONEST = "import torch\n"
 BROKEN = HONEST + FAULT.format(body="y = y.float()")

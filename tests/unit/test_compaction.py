@@ -191,6 +191,7 @@ compaction.compact(Store(sys.argv[1]), "r1")
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("moment", "left"),
     [
@@ -416,6 +417,7 @@ except StoreError as error:
 """
 
 
+@pytest.mark.thorough
 def test_a_full_disk_loses_nothing(store: Store) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LIMIT, str(store.root)], capture_output=True, text=True, check=False

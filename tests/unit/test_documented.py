@@ -20,6 +20,8 @@ from amp_fuzz.runs.engine import Settings, Task, draw
 from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, call, case, eager, needs_torch, x
 
+pytestmark = pytest.mark.thorough
+
 FLAGS = (True, 1, 0.0, False, False, False)
 
 

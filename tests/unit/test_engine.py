@@ -138,6 +138,7 @@ def test_exploring_depends_on_the_seed_alone() -> None:
     assert {r.id for r in other} != {r[0] for r in first}
 
 
+@pytest.mark.thorough
 def test_freed_memory_is_given_back_as_a_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
     monkeypatch.setattr(engine, "trim", lambda: given.append(len(given)))
@@ -194,6 +195,7 @@ class WrongUnderAutocast(WrongKernel):
         return seen if bare(case) == case else super()._wrong(case, seen)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("wrong", "without"), [(WrongKernel, True), (WrongUnderAutocast, False)])
 def test_a_finding_says_whether_autocast_has_a_part_in_it(
     wrong: type[WrongKernel], without: bool, monkeypatch: pytest.MonkeyPatch
@@ -287,6 +289,7 @@ def aiming(settings: Settings) -> Task:
     return task
 
 
+@pytest.mark.thorough
 def test_every_kernel_that_an_op_can_reach_is_aimed_at_and_reached() -> None:
     settings = replace(SETTINGS, ops=(), cases=1000, aimed=20, relations="none")
     task = aiming(settings)

@@ -11,6 +11,8 @@ import pytest
 
 from benchmarks import gpu
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

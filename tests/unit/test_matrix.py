@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from amp_fuzz.cases.build import call, case, x
 from amp_fuzz.records.schema import BackendRecord, CaseRecord, RunRecord, unanswered
 from amp_fuzz.records.store import Store
 from benchmarks.matrix import page, put, rows
+
+pytestmark = pytest.mark.thorough
 
 
 def row(torch: str, backend: str, **more: Any) -> dict[str, Any]:

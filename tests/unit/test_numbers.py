@@ -167,6 +167,7 @@ def test_markdown_and_pages_print_the_same_words(written: Path) -> None:
                 assert cell.replace("`", "").replace("\\", "").strip() in pages, (title, row)
 
 
+@pytest.mark.thorough
 def test_a_summary_of_any_run_is_small_enough_for_github(tmp_path: Path) -> None:
     """30 backends with long names, 500 ops, 6 mixes each, all of them uneven."""
     names = [f"backend-with-a-rather-long-name[{i}]" for i in range(30)]

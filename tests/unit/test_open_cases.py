@@ -15,6 +15,8 @@ from amp_fuzz.versions import holds
 from benchmarks.open_cases import index
 from tests.helpers import case, stored, x
 
+pytestmark = pytest.mark.thorough
+
 
 def wrong(cases: Mapping[str, Case], entries: Mapping[str, Mapping[str, str]]) -> list[str]:
     """Return what is wrong with a folder of open cases and its index."""

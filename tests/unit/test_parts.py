@@ -20,6 +20,8 @@ from tests.helpers import one_line
 from tests.objects import Bucket
 from tests.unit.test_store import RUN
 
+pytestmark = pytest.mark.thorough
+
 RUN_AT = f"runs/{RUN.id}"
 
 

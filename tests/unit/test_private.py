@@ -104,6 +104,7 @@ def absent(names: set[str]) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.thorough
 def test_modules_of_torch_are_imported_where_they_are_used() -> None:
     """``torch.backends.opt_einsum`` comes with ``import torch`` in 2.13, and not in 2.7."""
     used = {path: unimported(ast.parse(path.read_text("utf-8"))) for path in PACKAGE.rglob("*.py")}
@@ -112,6 +113,7 @@ def test_modules_of_torch_are_imported_where_they_are_used() -> None:
     assert not found
 
 
+@pytest.mark.thorough
 def test_the_search_sees_modules_that_are_not_imported() -> None:
     text = "import torch.utils.bottleneck\ntorch.utils.bottleneck.f, torch.utils.tensorboard.g"
     names = unimported(ast.parse(text))

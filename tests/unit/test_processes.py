@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -30,6 +31,11 @@ def waiting(pipe: Connection) -> None:
 
 def killed(number: int) -> None:
     os.kill(os.getpid(), number)
+
+
+def waiting_for_ever() -> None:
+    while True:
+        signal.pause()
 
 
 def leaving() -> None:
@@ -162,6 +168,7 @@ start(forked, fork=True).join()
 REFUSED = "Unable to handle autograd's threading in combination with fork-based multiprocessing"
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="needs forks")
 @pytest.mark.skipif(not privateuse1.supported(), reason="needs a device in Python")
 def test_no_fork_where_its_backward_passes_would_raise() -> None:
@@ -173,12 +180,50 @@ def test_no_fork_where_its_backward_passes_would_raise() -> None:
     ]
 
 
+class _Ended(BaseException):
+    pass
+
+
+@pytest.fixture
+def signal_after_forks() -> Iterator[None]:
+    """Send this process SIGTERM in a hook after each fork; its handler raises."""
+
+    def raising(number: int, frame: object) -> None:
+        raise _Ended
+
+    def sent() -> None:
+        if on:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    on = [True]
+    before = signal.signal(signal.SIGTERM, raising)
+    os.register_at_fork(after_in_parent=sent)
+    yield
+    on.clear()
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("signal_after_forks")
+def test_a_signal_that_comes_during_a_fork_is_not_lost() -> None:
+    """Python ignores exceptions in such hooks: a run that was told to end would go on."""
+    with pytest.raises(_Ended):
+        start(leaving, fork=True)
+
+
+def test_a_new_process_ends_at_a_signal_that_its_start_blocks() -> None:
+    process = start(waiting_for_ever, fork=True)
+    process.terminate()
+    process.join()
+    assert process.exitcode == -signal.SIGTERM
+
+
 def _takes(gib: float) -> int:
     held = bytearray(os.urandom(1) * int(gib * 2**30))
     time.sleep(2 * (gib > 0.5))
     return len(held)
 
 
+@pytest.mark.thorough
 def test_a_process_that_takes_too_much_memory_is_ended() -> None:
     # torch alone takes 0.6 GiB where it was built with CUDA.
     assert ask(60, _takes, 0.1, memory=1.5) == int(0.1 * 2**30)

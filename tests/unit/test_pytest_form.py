@@ -88,7 +88,7 @@ def form(case_: Case, name: str, finding: Found | None = None, **options: str) -
             planned(backward="none"),
         ),
         ("relation", "transform: v0", "raise ValueError('seeded')", planned(transform="vmap_grad")),
-        ("crash", "", "import os; os.abort()", MM),
+        pytest.param("crash", "", "import os; os.abort()", MM, marks=pytest.mark.thorough),
     ],
 )
 def test_every_kind_fails_with_the_bug_and_passes_without(
@@ -104,6 +104,7 @@ def test_every_kind_fails_with_the_bug_and_passes_without(
     assert (code, "1 failed" in printed) == (1, True), printed
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "case_"),
     [
@@ -118,6 +119,7 @@ def test_upstream_bugs_fail(run: Run, name: str, case_: Case) -> None:
     assert (code, "1 failed" in printed, "AssertionError" in printed) == (1, True, True), printed
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["script", "trace", "export", "compile[aot_eager]", "fake-cuda"])
 def test_honest_backends_pass(run: Run, name: str) -> None:
     finding = Divergence("dtype", "v0", "this", "that")
@@ -125,6 +127,7 @@ def test_honest_backends_pass(run: Run, name: str) -> None:
     assert (code, "1 passed" in printed) == (0, True), printed
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not supported(), reason="needs torch 2.10")
 def test_a_device_of_ours_is_installed_first(tmp_path: Path) -> None:
     """The test needs amp-fuzz then, which `run` hides."""
@@ -146,6 +149,7 @@ def test_nothing_is_left():
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["compile[aot_eager+default]", "fake-cuda"])
 def test_nothing_is_left_behind(run: Run, name: str) -> None:
     prefix = "torch.set_num_threads(3)\ntorch.manual_seed(5)\nimport torch._functorch.config\n"
@@ -178,6 +182,7 @@ def test_only_torch_and_pytest_are_imported() -> None:
         assert {n.partition(".")[0] for n in names} - sys.stdlib_module_names == {"pytest", "torch"}
 
 
+@pytest.mark.thorough
 def test_it_reads_like_a_handwritten_test() -> None:
     threads = torch.get_num_threads()
     plain = case(

@@ -29,6 +29,8 @@ from tests.unit.test_compaction import ALL
 from tests.unit.test_reports import store_of
 from tests.unit.test_store import FINDING
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:

@@ -1107,6 +1107,7 @@ def test_shades_grow_with_cases_and_stay_in_range() -> None:
     assert html._level(1, 1) == 6
 
 
+@pytest.mark.thorough
 def test_the_first_page_of_any_run_stays_small(tmp_path: Path) -> None:
     """1,000 ops with 40 mixes of dtypes on both backends, and 600 findings of a long program."""
     mixes = [f"{a},{b}" for a in ("float16", "bfloat16", "float32", "int64") for b in range(10)]

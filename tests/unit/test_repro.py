@@ -246,7 +246,7 @@ sys.exit(0 if right else 1 if wrong else 125)
         ("relation", "checkpoint: w1.grad", "y = y * len(calls)", planned()),
         ("relation", "transform: v0", "raise ValueError('seeded')", planned(transform="vmap_grad")),
         ("grad-bitwise", "w1.grad", "y = y * 2", planned(transform="grad")),
-        ("crash", "", "import os; os.abort()", MM),
+        pytest.param("crash", "", "import os; os.abort()", MM, marks=pytest.mark.thorough),
     ],
 )
 def test_every_kind(run_script: Run, kind: Any, where: str, body: str, case: Case) -> None:
@@ -377,8 +377,8 @@ def test_a_missing_error_is_told_from_another(run_script: Run, body: str, code: 
         ("nondeterminism", "v0", MM),
         ("relation", "cache: v0", planned(backward="none")),
         ("relation", "second call: call1.v0", planned(calls=2)),
-        ("crash", "", MM),
-        ("timeout", "", MM),
+        pytest.param("crash", "", MM, marks=pytest.mark.thorough),
+        pytest.param("timeout", "", MM, marks=pytest.mark.thorough),
     ],
 )
 def test_a_missing_op_is_not_the_finding(
@@ -404,6 +404,7 @@ def test_a_missing_torch_is_not_the_finding(run_script: Run, tmp_path: Path, kin
     assert "No module named 'torch'" in done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("observed", "body", "code"),
     [
@@ -448,6 +449,7 @@ def test_a_label_that_is_never_observed_is_an_error() -> None:
 # -- any case -------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["eager-cpu", "fake-cuda", "fake-maia"])
 def test_drawn_cases_that_agree_exit_0(run_script: Run, name: str) -> None:
     on = backend(name)

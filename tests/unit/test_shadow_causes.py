@@ -10,6 +10,8 @@ import torch
 
 from benchmarks.shadow_causes import THRESHOLD, Cause, probe
 
+pytestmark = pytest.mark.thorough
+
 aten = torch.ops.aten
 
 

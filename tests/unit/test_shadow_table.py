@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks import shadow_table as table
 
+pytestmark = pytest.mark.thorough
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 

@@ -148,6 +148,7 @@ def test_a_bad_argument_says_what_to_write(
 # -- everything comes up -------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_op_and_nearly_every_form_comes_up(device: str) -> None:
     wanted = {(op.name, form) for op in usable(CATALOGUE.values(), device) for form in op.forms}
@@ -159,6 +160,7 @@ def test_every_op_and_nearly_every_form_comes_up(device: str) -> None:
     assert len(seen) > 0.97 * len(wanted), sorted(wanted - seen)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", catalogue.FORMS)
 def test_every_form_comes_up(form: str) -> None:
     find_any(lambda c: any(s.form == form for s in statements(c.program.body)))
@@ -396,6 +398,7 @@ def test_an_idiom_has_the_dtypes_and_values_that_it_is_about() -> None:
     assert all(set(palette) & {"bfloat16", "float16"} for palette in rounded)
 
 
+@pytest.mark.thorough
 def test_backends_that_fuse_get_more_chains_and_fewer_outputs() -> None:
     def last_only(cases: list[Case]) -> int:
         return sum(c.program != returning_all(c.program) for c in cases)
@@ -417,6 +420,7 @@ def test_backends_that_fuse_get_more_chains_and_fewer_outputs() -> None:
 # -- what is drawn runs --------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_most_draws_run_to_their_end() -> None:
     raised: Counter[str] = Counter()
     with quiet():

@@ -202,6 +202,7 @@ def test_a_case_that_computes_too_long_is_a_timeout_by_cpu_time(
     assert len(ids(store)) == 39
 
 
+@pytest.mark.thorough
 def test_a_case_that_sleeps_may_do_so_five_times_as_long(fragile: Installer, store: Store) -> None:
     fragile(lambda case: None)
     cases = drawn()
@@ -222,6 +223,7 @@ def test_a_case_that_sleeps_may_do_so_five_times_as_long(fragile: Installer, sto
     assert slow in ids(store)
 
 
+@pytest.mark.thorough
 def test_a_case_that_takes_too_much_memory_is_ended(fragile: Installer, store: Store) -> None:
     fragile(lambda case: None)
     greedy = drawn()[5].id
@@ -240,6 +242,7 @@ def test_a_case_that_takes_too_much_memory_is_ended(fragile: Installer, store: S
     assert len(ids(store)) == 39
 
 
+@pytest.mark.thorough
 def test_a_smaller_case_that_kills_is_an_incident_and_left_out(
     fragile: Installer, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -419,6 +422,7 @@ def test_a_case_that_was_aimed_and_kills_runs_once_more_and_is_a_finding(
     assert max(ids(store).values()) == 1
 
 
+@pytest.mark.thorough
 def test_a_worker_that_is_no_fork_says_why(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "unforkable", lambda: "JAX is imported")
     settings = Settings(("eager-cpu",), cases=2, ops=("mm",), seed=3, minimize=0)
@@ -467,6 +471,7 @@ def died_in(store: Store) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.thorough
 def test_cases_that_die_in_one_kernel_are_one_cause(deadly_kernels: Deadly, store: Store) -> None:
     deadly_kernels({"bmm": signal.SIGKILL})
     events = worked(store, KILLING, "eager-cpu")
@@ -484,6 +489,7 @@ def test_cases_that_die_in_one_kernel_are_one_cause(deadly_kernels: Deadly, stor
     assert ids(store).total() + len(crashed) == KILLING.cases
 
 
+@pytest.mark.thorough
 def test_cases_that_take_too_much_memory_in_one_kernel_are_one_cause(store: Store) -> None:
     library = torch.library.Library("aten", "IMPL")
 
@@ -502,6 +508,7 @@ def test_cases_that_take_too_much_memory_in_one_kernel_are_one_cause(store: Stor
     assert len(set(died["exp"])) == 1 < len(died["exp"])
 
 
+@pytest.mark.thorough
 def test_cases_that_die_in_two_kernels_are_two_causes(deadly_kernels: Deadly, store: Store) -> None:
     deadly_kernels({"bmm": signal.SIGSEGV, "exp": signal.SIGSEGV})
     worked(store, KILLING, "eager-cpu")

@@ -31,6 +31,8 @@ from amp_fuzz.upstream.known import Known
 from amp_fuzz.upstream.lowering import kernels
 from tests.helpers import BF16, WrongKernel, call, case, needs_torch, under, x
 
+pytestmark = pytest.mark.thorough
+
 EAGER, AOT, DECOMPOSED, INDUCTOR = (
     "compile[eager]",
     "compile[aot_eager]",

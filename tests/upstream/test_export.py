@@ -20,6 +20,8 @@ from amp_fuzz.upstream import composed, quirks, shipped
 from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, WrongKernel, call, case, needs_torch, under, x
 
+pytestmark = pytest.mark.thorough
+
 PLAIN, DECOMPOSED = ExportBackend(), ExportBackend(decomposed=True)
 
 

@@ -33,6 +33,8 @@ from amp_fuzz.upstream.torchscript.programs import replaced
 from amp_fuzz.upstream.torchscript.subexpressions import merged
 from tests.helpers import BF16, call, case, drawn, needs_torch, under, x
 
+pytestmark = pytest.mark.thorough
+
 SCRIPT = ScriptBackend("script")
 OFF = Autocast(enabled=False)
 RAISING = (

@@ -88,7 +88,7 @@ def start(
     process: BaseProcess = context.Process(  # type: ignore[attr-defined]
         target=_lead, args=(fork, stands_in, entry, *args), daemon=not stands_in
     )
-    with no_interrupts(), warnings.catch_warnings(), _having(environment or {}):
+    with no_interrupts(signal.SIGTERM), warnings.catch_warnings(), _having(environment or {}):
         # Python 3.12 warns about forking with threads, such as xdist's; the fork needs none of
         # them.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -115,6 +115,7 @@ def _lead(fork: bool, stands_in: bool, entry: Callable[..., object], *args: obje
         _leave_behind(handlers=not stands_in)
     parent = parent_process()
     assert parent is not None
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     if _GROUPS:
         os.setpgid(0, 0)
         threading.Thread(target=_follow, args=(parent,), daemon=True).start()
@@ -215,14 +216,16 @@ def greedy(held: int, limit: float) -> str:
 
 
 @contextmanager
-def no_interrupts() -> Iterator[None]:
+def no_interrupts(*others: signal.Signals) -> Iterator[None]:
     """Block Ctrl-C: in this thread for the block, and permanently in processes started in it.
 
     A terminal sends it to all processes, and a worker that is still importing would print a
-    traceback. Ending a worker is up to its parent.
+    traceback. Ending a worker is up to its parent. others: signals to block too: Python ignores an
+    exception that a signal handler raises in a hook that runs after a fork (`os.register_at_fork`;
+    logging has one), so the signal would be lost.
     """
     resource_tracker.ensure_running()  # starting it with the first process would unblock
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *others})
     try:
         yield
     finally:

@@ -422,6 +422,7 @@ def _listen(session: Session, store: Store, tally: _Tally, interrupts: Interrupt
         try:
             with interrupts.stoppable(), shown(tally.board) as tick:
                 for event in events:
+                    interrupts.check()
                     tally.note(event)
                     if isinstance(event, Progress):
                         tick()
