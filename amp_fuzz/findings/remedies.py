@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from amp_fuzz.backends.custom_op import definitions
 from amp_fuzz.backends.harness import Observation, Runtime
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.cases.case import Case, bare, map_autocast, single
@@ -24,7 +25,7 @@ from amp_fuzz.patching import patched
 
 __all__ = ["Remedy", "lacking", "remedy"]
 
-Kind: TypeAlias = Literal["decorate", "dtype", "off", "float32"]
+Kind: TypeAlias = Literal["decorate", "backward", "dtype", "off", "float32"]
 Function: TypeAlias = type[torch.autograd.Function]
 
 
@@ -40,7 +41,8 @@ def remedy(case: Case, runtime: ReferenceRuntime) -> Remedy | None:
     """Return the first change with which a case runs that raises only under autocast, or None.
 
     The most particular is tried first: the decorators of torch.amp on the autograd Functions that
-    lack them, the other 16-bit dtype, autocast off, and autocast off with inputs in float32.
+    lack them, autocast in a backward that they cannot decorate, the other 16-bit dtype, autocast
+    off, and autocast off with inputs in float32.
     """
     for found, run in _changes(case, runtime):
         if run().raised is None:
@@ -56,8 +58,11 @@ def _changes(
         for cast in (None, torch.float32):
             advice = _decorate(some, cast)
             yield Remedy("decorate", advice), partial(_decorated, some, cast, case, runtime)
+    for owner, name in _backwards_of(case, runtime).items():
+        advice = f"Enter torch.autocast in the backward of {name}, as around its forward"
+        yield Remedy("backward", advice), partial(_entering, owner, case, runtime)
     for dtype in ("bfloat16", "float16"):
-        advice = f"Use {dtype} as autocast's dtype: it then runs"
+        advice = f"Use {dtype} as autocast's dtype"
         yield Remedy("dtype", advice), partial(runtime.run, map_autocast(case, dtype=dtype))
     off = "Run this part under autocast(enabled=False)"
     yield Remedy("off", off), partial(runtime.run, bare(case))
@@ -103,25 +108,29 @@ def _functions_of(case: Case, runtime: ReferenceRuntime) -> list[Function]:
         return staticmethod(noted)
 
     with ExitStack() as stack:
-        for function in _undecorated(torch.autograd.Function):
-            # Not its `apply`: code may have kept that bound method.
-            stack.enter_context(patched(function, "forward", noting(function)))
+        for function in _theirs():
+            if not _apart(function) and lacking(function):
+                # Not its `apply`: code may have kept that bound method.
+                stack.enter_context(patched(function, "forward", noting(function)))
         runtime.run(case)
     return list(found)
 
 
-def _undecorated(base: Function) -> Iterator[Function]:
-    """Yield the subclasses outside torch that lack a decorator.
+def _theirs() -> Iterator[Function]:
+    """Yield the autograd Functions outside torch, each before the class that it extends."""
 
-    A Function with a ``setup_context`` is left out: its forward gets no ``ctx``, on which
-    `torch.amp.custom_fwd` keeps the state.
-    """
-    for function in base.__subclasses__():
-        yield from _undecorated(function)
-        theirs = function.__module__.partition(".")[0] == "torch"
-        apart = function.setup_context is not torch.autograd.Function.setup_context
-        if not theirs and not apart and lacking(function):
-            yield function
+    def below(base: Function) -> Iterator[Function]:
+        for function in base.__subclasses__():
+            yield from below(function)
+            if function.__module__.partition(".")[0] != "torch":
+                yield function
+
+    return below(torch.autograd.Function)
+
+
+def _apart(function: Function) -> bool:
+    """Return whether a forward gets no ``ctx``, on which `torch.amp.custom_fwd` keeps the state."""
+    return function.setup_context is not torch.autograd.Function.setup_context
 
 
 def _decorate(functions: Sequence[Function], cast: torch.dtype | None) -> str:
@@ -130,7 +139,7 @@ def _decorate(functions: Sequence[Function], cast: torch.dtype | None) -> str:
     also = "" if cast is None else f"(cast_inputs={cast})"
     return (
         f"Decorate the forward of {names} with torch.amp.custom_fwd{also} and its backward with "
-        "torch.amp.custom_bwd: it then runs"
+        "torch.amp.custom_bwd"
     )
 
 
@@ -160,3 +169,61 @@ def _wearing(
                 made = staticmethod(decorator(getattr(function, method)))
                 stack.enter_context(patched(function, method, made))
         yield
+
+
+# -- a backward that the decorators cannot have: of a custom op, or beside a setup_context --------
+
+_Wrapper: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _wrapped(owner: Any, wrapper: _Wrapper) -> AbstractContextManager[None]:
+    """Replace the backward of a custom op's definition, or of an autograd Function, for a block."""
+    if isinstance(owner, type):
+        return patched(owner, "backward", staticmethod(wrapper(owner.backward)))  # type: ignore[attr-defined]
+    return patched(owner, _BACKWARD, wrapper(getattr(owner, _BACKWARD)))
+
+
+_BACKWARD = "_backward_fn"  # of a torch.library.custom_op
+
+
+def _backwards_of(case: Case, runtime: ReferenceRuntime) -> dict[Any, str]:
+    """Return what has such a backward, and a case reaches it, with its name."""
+    found: dict[Any, str] = {}
+    names: dict[Any, str] = {
+        op: name for name, op in definitions().items() if getattr(op, _BACKWARD, None) is not None
+    }
+    names |= {f: f.__qualname__.rpartition(".")[2] for f in _theirs() if _apart(f)}
+
+    def noting(owner: Any, name: str) -> _Wrapper:
+        def wrapper(backward: Callable[..., Any]) -> Callable[..., Any]:
+            def noted(*args: Any) -> Any:
+                found[owner] = name
+                return backward(*args)
+
+            return noted
+
+        return wrapper
+
+    with ExitStack() as stack:
+        for owner, name in names.items():
+            stack.enter_context(_wrapped(owner, noting(owner, name)))
+        runtime.run(case)
+    return found
+
+
+def _entering(owner: Any, case: Case, runtime: ReferenceRuntime) -> Observation:
+    """Run a case with a backward under the contexts of the case's plan."""
+
+    def wrapper(backward: Callable[..., Any]) -> Callable[..., Any]:
+        def entered(*args: Any) -> Any:
+            with ExitStack() as stack:
+                for c in case.plan.contexts:
+                    dtype = None if c.dtype is None else getattr(torch, c.dtype)
+                    device = c.device or runtime.runtime.device
+                    stack.enter_context(runtime.runtime.autocast(device, dtype, c.enabled))
+                return backward(*args)
+
+        return entered
+
+    with _wrapped(owner, wrapper):
+        return runtime.run(case)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from amp_fuzz.cases.case import Case, Plan
 from amp_fuzz.cases.program import Program
 from amp_fuzz.findings.remedies import Remedy, lacking, remedy
 from amp_fuzz.interfaces.check.adapters import Checked
+from amp_fuzz.interfaces.check.custom_ops import declare_custom_ops
 from amp_fuzz.interfaces.check.subject import Subject
 from tests.helpers import BF16
 
@@ -89,7 +91,7 @@ def test_a_function_without_custom_fwd_is_told_to_have_it() -> None:
     assert said == Remedy(
         "decorate",
         "Decorate the forward of Linear with torch.amp.custom_fwd and its backward with "
-        "torch.amp.custom_bwd: it then runs",
+        "torch.amp.custom_bwd",
     )
     assert (Linear.__dict__["forward"], Linear.__dict__["backward"]) == before
 
@@ -112,9 +114,25 @@ def test_several_functions_are_told_together_if_none_is_enough() -> None:
     assert "the forward of Linear and Second with" in said.advice
 
 
+@torch.library.custom_op("remedies::linear", mutates_args=())
+def linear(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w
+
+
+linear.register_autograd(
+    Linear.backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
+)
+
+
+@pytest.mark.parametrize(("op", "name"), [(Apart.apply, "Apart"), (linear, "remedies::linear")])
+def test_a_backward_that_no_decorator_fits_is_told_to_enter_autocast(op: Any, name: str) -> None:
+    declare_custom_ops()
+    advice = f"Enter torch.autocast in the backward of {name}, as around its forward"
+    assert found(op) == Remedy("backward", advice)
+
+
 def test_the_decorators_are_not_advised_where_they_do_not_help() -> None:
     off = Remedy("off", "Run this part under autocast(enabled=False)")
-    assert found(Apart.apply) == off
     assert found(lambda x, w: torch.tensordot(Honest.apply(x) @ w, w, dims=1)) == off
 
 
