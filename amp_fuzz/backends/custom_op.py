@@ -12,13 +12,13 @@ registered, such as one of the reference. So no OpOverload is ever freed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 import torch._library.custom_ops
 
-__all__ = ["custom_op"]
+__all__ = ["custom_op", "definitions"]
 
 
 _kept: list[Any] = []
@@ -38,3 +38,8 @@ def custom_op(name: str, body: Callable[..., Any], *, mutates_args: Iterable[str
     op: Any = torch.library.custom_op(name, body, mutates_args=mutates_args)
     _kept.append(op._opoverload)
     return op
+
+
+def definitions() -> Mapping[str, Any]:
+    """Return the definition of each custom op of this process, by its name ``ns::op``."""
+    return dict(getattr(torch._library.custom_ops, "OPDEFS", {}))

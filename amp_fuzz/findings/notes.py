@@ -25,7 +25,7 @@ from amp_fuzz.backends import without_values
 from amp_fuzz.backends.harness import Observation, Raised
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.source import statement_source
-from amp_fuzz.cases.case import Case, Plan, bare, inferring, map_autocast, single
+from amp_fuzz.cases.case import Case, Plan, bare, inferring
 from amp_fuzz.cases.program import (
     FLOAT_DTYPES,
     Arg,
@@ -43,6 +43,7 @@ from amp_fuzz.cases.program import (
 from amp_fuzz.catalogue import CATALOGUE, Op
 from amp_fuzz.findings.guilty import alone
 from amp_fuzz.findings.minimize import capture, without
+from amp_fuzz.findings.remedies import remedy
 from amp_fuzz.oracle.errors import refuses
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.oracle.labels import named
@@ -99,7 +100,7 @@ def _raising(judge: Judge, verdict: Verdict) -> Iterator[Note]:
         op,
         seen.raised.text,
         f"{seen.raised.kind}: {_first_line(seen.raised)}",
-        _remedy(small, devices, judge.backend.device, runtime),
+        _remedy(case, small, devices, runtime),
         ",".join(devices),
     )
 
@@ -144,19 +145,13 @@ def _devices_running(small: Case, device: str, runtime: ReferenceRuntime) -> tup
 
 
 def _remedy(
-    small: Case | None, devices: tuple[str, ...], device: str, runtime: ReferenceRuntime
+    case: Case, small: Case | None, devices: tuple[str, ...], runtime: ReferenceRuntime
 ) -> str:
-    """Return a sentence on what to run instead. Each suggestion has been run."""
+    """Return a sentence on what to do, on the statement alone if it raises alone. It was run."""
     there = f"; with the policies of {', '.join(devices)} it runs unchanged" if devices else ""
-    if small is None:
-        return "Run this part without autocast: autocast(enabled=False)."
-    own = {dtype for _, dtype in _under(small, device)}
-    for dtype in _HALVES:
-        if dtype not in own and runtime.run(map_autocast(small, dtype=dtype)).raised is None:
-            return f"Use {dtype} as autocast's dtype: it then runs{there}."
-    if runtime.run(single(bare(small))).raised is None:
-        return f"Call it under autocast(enabled=False) on inputs cast to float32{there}."
-    return f"Run this part without autocast: autocast(enabled=False){there}."
+    found = (small and remedy(small, runtime)) or remedy(case, runtime)
+    assert found is not None  # the whole case runs without autocast
+    return f"{found.advice}{there}."
 
 
 # -- a statement that another device's policies treat otherwise -----------------------------------

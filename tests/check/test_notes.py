@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import amp_fuzz
-from amp_fuzz.interfaces.check.own_casts import _decorated
+from amp_fuzz.findings.remedies import lacking
 from tests.check.models import MODELS, training_step
 
 CHEAP = ["eager-cpu", "fake-cuda"]
@@ -157,9 +157,8 @@ def test_the_decorators_of_torch_are_recognised() -> None:
         forward = staticmethod(torch.amp.custom_fwd(Undecorated.forward, device_type="cpu"))
         backward = staticmethod(torch.amp.custom_bwd(Undecorated.backward, device_type="cpu"))
 
-    methods = ("forward", "backward")
-    assert [_decorated(Decorated, name) for name in methods] == [True, True]
-    assert [_decorated(Undecorated, name) for name in methods] == [False, False]
+    assert lacking(Decorated) == ()
+    assert lacking(Undecorated) == ("custom_fwd", "custom_bwd")
 
 
 # -- the verdict ----------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from amp_fuzz.cases.case import Case, Plan
 from amp_fuzz.findings import notes
 from amp_fuzz.findings.groups import Groups
 from amp_fuzz.findings.notes import Memory, notes_of, under_policies
+from amp_fuzz.findings.remedies import Remedy, remedy
 from amp_fuzz.policies import tables
 from amp_fuzz.records.schema import NOTE_KINDS, CaseRecord, Note, NoteRecord
 from amp_fuzz.reference import Policy, PolicyTable, load_table, tabled_devices
@@ -128,8 +129,7 @@ def test_another_autocast_dtype_is_advised_if_it_runs_with_it() -> None:
     small = case(half, call("mm", "x0", "x1"), call("tensordot", "v0", "x2", dims=1, to="v1"))
     runtime = backends()["eager-cpu"].reference()
     small = under(small, msgspec.structs.replace(FORWARD, contexts=(F16,)))
-    advice = notes._remedy(small, (), "cpu", runtime)
-    assert advice == "Use bfloat16 as autocast's dtype: it then runs."
+    assert remedy(small, runtime) == Remedy("dtype", "Use bfloat16 as autocast's dtype")
 
 
 # -- another device differs -----------------------------------------------------------------------

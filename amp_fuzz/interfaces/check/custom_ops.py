@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch._library.custom_ops
 
+from amp_fuzz.backends.custom_op import definitions
 from amp_fuzz.policies.tables import DEVICES, Policy, Rule, declared
 from amp_fuzz.reference.kernels import declare_op
 
@@ -21,8 +22,7 @@ __all__ = ["declare_custom_ops", "definition_of"]
 
 def declare_custom_ops() -> None:
     """Declare every custom op of this process that the reference does not know yet."""
-    known: Any = getattr(torch._library.custom_ops, "OPDEFS", {})
-    for name, op in list(known.items()):
+    for name, op in definitions().items():
         casts = _casts(op)
         rules = {
             device: Rule(
@@ -52,5 +52,4 @@ def definition_of(op: Any) -> Any:
     if isinstance(op, torch._library.custom_ops.CustomOpDef):
         return op
     name = str(getattr(op, "_qualified_op_name", "") or getattr(op, "name", lambda: "")())
-    known: Any = getattr(torch._library.custom_ops, "OPDEFS", {})
-    return known.get(name.partition(".")[0])
+    return definitions().get(name.partition(".")[0])

@@ -24,6 +24,7 @@ import amp_fuzz
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.cases.case import Plan
+from amp_fuzz.findings.remedies import lacking
 from amp_fuzz.interfaces.check.call import Names, call
 from amp_fuzz.interfaces.check.result import OwnCast
 from amp_fuzz.interfaces.check.subject import Subject
@@ -38,8 +39,6 @@ _CASTING = ("bfloat16", "half", "to", "type", "type_as")
 _KEEPING = (Policy.FP32, Policy.FP32_SET_OPT_DTYPE, Policy.FP32_APPEND_DTYPE)
 _OURS = str(Path(amp_fuzz.__file__).parent) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
-# The replacements of methods by torch.amp.custom_fwd and custom_bwd.
-_DECORATORS = {"forward": "decorate_fwd", "backward": "decorate_bwd"}
 
 _Kind: TypeAlias = Literal["cast", "lowered", "region", "function"]
 _ADVICE: dict[str, str] = {
@@ -146,9 +145,8 @@ class _Watch(TorchFunctionMode):
             with log_kernels() as log:
                 made = honest.__get__(None, cls)(*args, **kwargs)
             self.reached += len(log)
-            lacking = [name for name in _DECORATORS if not _decorated(cls, name)]
-            if self.reached > before and lacking and cls.__module__.partition(".")[0] != "torch":
-                wanted = " and ".join(f"custom_{name[0]}wd" for name in lacking)
+            wanted = " and ".join(lacking(cls))
+            if self.reached > before and wanted and cls.__module__.partition(".")[0] != "torch":
                 text = f"the forward of {cls.__qualname__} meets autocast without {wanted}"
                 self._note("function", cls.__qualname__, "", "", text)
             return made
@@ -183,17 +181,6 @@ def _autocast(device: str) -> torch.dtype | None:
 
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _decorated(cls: Any, method: str) -> bool:
-    """Return whether torch.amp's decorator is on a method, possibly beneath others."""
-    function = getattr(cls, method)
-    while function is not None:
-        code = getattr(function, "__code__", None)
-        if code and code.co_name == _DECORATORS[method] and code.co_filename.startswith(_TORCH):
-            return True
-        function = getattr(function, "__wrapped__", None)
-    return False
 
 
 def _line() -> str:
