@@ -35,11 +35,10 @@ extensions = [
     "site_links",
     "site_tables",
 ]
-exclude_patterns = ["_build", "requirements.txt"]
+exclude_patterns = ["node_modules", "_templates"]
 nitpicky = True
 highlight_language = "none"  # an unmarked block is a shell's, or what a command prints
 smartquotes = False  # "--backends" has two hyphens
-python_maximum_signature_line_length = 80
 
 # -- pages ----------------------------------------------------------------------------------------
 
@@ -71,10 +70,12 @@ intersphinx_mapping: dict[str, tuple[str, tuple[str, ...]]] = {}  # filled from 
 
 html_theme = "pydata_sphinx_theme"
 html_title = "amp-fuzz"
+templates_path = ["_templates"]
 html_theme_options = {
     "github_url": source_repository,
     "show_toc_level": 2,
     "navigation_with_keys": False,
+    "collapse_navigation": True,  # the toggles of the theme have no name
     "footer_start": ["copyright"],
     "footer_end": [],
     "secondary_sidebar_items": ["page-toc"],

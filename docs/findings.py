@@ -113,7 +113,7 @@ def facts(bug: Bug) -> Iterator[str]:
         "upstream": f"<{bug.link}>" if bug.link else "not reported that we know of",
     }
     yield "\n".join(
-        [f"| {bug.id} | |", "|---|---|", *(f"| {k} | {cell(v)} |" for k, v in rows.items())]
+        [f"| bug | {bug.id} |", "|---|---|", *(f"| {k} | {cell(v)} |" for k, v in rows.items())]
     )
     for example in bug.examples[:1]:
         yield shown(example)
