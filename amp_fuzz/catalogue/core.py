@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, Protocol, TypeAlias
 
+from amp_fuzz.cases.program import Statement
+
 __all__ = ["Builder", "Call", "Kind", "Op", "Out", "Value", "broadcasts", "op", "out"]
 
 Shape: TypeAlias = tuple[int, ...]
@@ -36,8 +38,7 @@ FORMS: tuple[Form, ...] = (
 class Value:
     """A tensor at hand while a program is drawn: its shape, and the dtype it is expected to have.
 
-    `writable` says that an in-place op may write it: it is neither an input that others read nor a
-    view of one.
+    `writable` says that an in-place op may write it; see `amp_fuzz.catalogue.writes`.
     """
 
     name: str
@@ -84,13 +85,11 @@ class Call:
     """One drawn call: positional arguments, keyword arguments, outputs.
 
     Arguments are values, Python literals, or lists of these. `outputs` may be given as one shape.
-    view: the outputs of this call may share memory with its first argument; see also `Op.view`.
     """
 
     args: tuple[Any, ...]
     outputs: tuple[Out, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    view: bool = False
 
 
 class Builder(Protocol):
@@ -171,6 +170,8 @@ class Builder(Protocol):
 
 
 Build: TypeAlias = Callable[[Any], Call]
+ViewIf: TypeAlias = Callable[[Statement, Mapping[str, Shape]], bool]
+"""Takes a call and the shapes of values by name, as far as they are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +183,14 @@ class Op:
     empty for an op that no table lists. forms: form -> template. mixed: whether floating inputs of
     several dtypes promote or raise where autocast does not cast. floats: the floating dtypes that
     kernels take. devices: device types where it can run; None is all. view: the output may share
-    memory with the first argument. unpacks: it returns a sequence even when that holds one tensor.
-    imports: the modules that a script must import before it can call the op; torch aside.
-    torch: the versions of torch that have it, as pip writes them; empty is all. cpu_scalars,
-    cpu_tensors: the arguments, by position, that may be on the CPU beside tensors of another
-    device: one of the former, if it has no dimensions; all of the latter, of any shape. setup: a
-    line of source before the program, which makes what the form calls.
+    memory with the first argument. view_if: the calls for which that holds, if not for all.
+    read_only: an output must not be written in place, because its elements share memory or because
+    autograd forbids it for one of several views. unpacks: it returns a sequence even when that
+    holds one tensor. imports: the modules that a script must import before it can call the op;
+    torch aside. torch: the versions of torch that have it, as pip writes them; empty is all.
+    cpu_scalars, cpu_tensors: the arguments, by position, that may be on the CPU beside tensors of
+    another device: one of the former, if it has no dimensions; all of the latter, of any shape.
+    setup: a line of source before the program, which makes what the form calls.
     fp8: it quantises in an FP8 region, so only a backend that has recipes can run it.
     """
 
@@ -207,6 +210,8 @@ class Op:
     cpu_tensors: tuple[int, ...] = ()
     setup: str = ""
     fp8: bool = False
+    view_if: ViewIf | None = None
+    read_only: bool = False
 
     def render(self, form: str, args: Sequence[str], kwargs: Sequence[tuple[str, str]]) -> str:
         """Return the Python expression of a call, from the source text of its arguments."""
@@ -264,6 +269,8 @@ def op(
     cpu_tensors: tuple[int, ...] = (),
     setup: str = "",
     fp8: bool = False,
+    view_if: ViewIf | None = None,
+    read_only: bool = False,
     family: str | None = None,
 ) -> Callable[[Build], Build]:
     """Register an op whose calls the decorated function draws.
@@ -317,6 +324,8 @@ def op(
             cpu_tensors,
             setup,
             fp8,
+            view_if,
+            read_only,
         )
         return build
 

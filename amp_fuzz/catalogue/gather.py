@@ -7,8 +7,10 @@ forms clone the source, which may be the written tensor itself or a view of it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from amp_fuzz.cases.program import Ref, Statement
 from amp_fuzz.catalogue.arithmetic import torch_forms
 from amp_fuzz.catalogue.core import Builder, Call, Shape, Value, op, out
 
@@ -65,21 +67,26 @@ def _take(g: Builder) -> Call:
     return Call((x, _index(g, shape, count)), out(shape, dtype=x.dtype))
 
 
-# An index of no dimension is a number: it selects, and what it selects is a view.
-@op("getitem.tensor", operator="{0}[{1}]", cpu_tensors=(1,))
+def _selects(call: Statement, shapes: Mapping[str, Shape]) -> bool:
+    """Return whether the index has no dimension: it is a number, and what it selects is a view."""
+    index = call.args[-1]
+    return not (isinstance(index, Ref) and shapes.get(index.name, ()))
+
+
+@op("getitem.tensor", operator="{0}[{1}]", cpu_tensors=(1,), view_if=_selects)
 def _getitem_tensor(g: Builder) -> Call:
     x = g.tensor(rank=(1, 3), kind="real")
     index = _index(g, g.choice(_SHAPES), x.shape[0])
     made = out((*index.shape, *x.shape[1:]), dtype=x.dtype)
-    return Call((x, index), made, view=not index.shape)
+    return Call((x, index), made)
 
 
-@op("getitem.last", operator="{0}[..., {1}]", cpu_tensors=(1,))
+@op("getitem.last", operator="{0}[..., {1}]", cpu_tensors=(1,), view_if=_selects)
 def _getitem_last(g: Builder) -> Call:
     x = g.tensor(rank=(1, 3), kind="real")
     index = _index(g, g.choice(_SHAPES), x.shape[-1])
     made = out((*x.shape[:-1], *index.shape), dtype=x.dtype)
-    return Call((x, index), made, view=not index.shape)
+    return Call((x, index), made)
 
 
 @op("repeat_interleave", **torch_forms("repeat_interleave", "fm"))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from amp_fuzz.catalogue.core import Builder, Call, Value, op, out
+from amp_fuzz.cases.program import Statement
+from amp_fuzz.catalogue.core import Builder, Call, Shape, Value, op, out
 
 
 def _matrix(g: Builder) -> Value:
@@ -273,7 +274,22 @@ _EQUATIONS = (
 )
 
 
-@op("einsum", "aten::einsum", "aten::bmm", function="torch.einsum", mixed="raises")
+def _moves(call: Statement, _: Mapping[str, Shape]) -> bool:
+    """Return whether a call only moves elements: a transpose, or a diagonal."""
+    left, arrow, right = str(call.args[0]).partition("->")
+    if not arrow:
+        right = "".join(c for c in left if left.count(c) == 1)
+    return "," not in left and set(left) == set(right)
+
+
+@op(
+    "einsum",
+    "aten::einsum",
+    "aten::bmm",
+    function="torch.einsum",
+    mixed="raises",
+    view_if=_moves,
+)
 def _einsum(g: Builder) -> Call:
     equation: str = g.choice(_EQUATIONS)
     left, arrow, right = equation.partition("->")
@@ -281,8 +297,7 @@ def _einsum(g: Builder) -> Call:
     operands = [g.tensor(tuple(sizes[c] for c in labels)) for labels in left.split(",")]
     if not arrow:
         right = "".join(c for c in sorted(sizes) if left.count(c) == 1)
-    moves = len(operands) == 1 and set(left) == set(right)  # a transpose, or a diagonal
-    return Call((equation, *operands), out(tuple(sizes[c] for c in right)), view=moves)
+    return Call((equation, *operands), out(tuple(sizes[c] for c in right)))
 
 
 @op(

@@ -19,15 +19,6 @@ def _tensor(g: Builder, rank: int | tuple[int, int] | None = None) -> Value:
     return g.tensor(rank=rank, kind=kind)
 
 
-def _read_only(x: Value) -> Value:
-    """Return `x` such that the views of it are not written in place.
-
-    Elements of an expanded or unfolded tensor share memory: what a write leaves there is undefined.
-    Several views of one call may not be written at all under autograd.
-    """
-    return replace(x, writable=False)
-
-
 def _result(x: Value, shape: Shape, *args: Any, **kwargs: Any) -> Call:
     return Call((x, *args), out(shape, dtype=x.dtype), kwargs)
 
@@ -231,21 +222,21 @@ def _pieces(x: Value, dim: int, sizes: list[int], *args: Any) -> Call:
         Out((*x.shape[:dim], size, *x.shape[dim + 1 :]), x.dtype, keep=i < _KEPT)
         for i, size in enumerate(sizes)
     )
-    return Call((_read_only(x), *args), outputs)
+    return Call((x, *args), outputs)
 
 
 def _steps(size: int, step: int) -> list[int]:
     return [min(step, size - i) for i in range(0, size, step)]
 
 
-@op("chunk", **torch_forms("chunk", "fm"), view=True, unpacks=True)
+@op("chunk", **torch_forms("chunk", "fm"), view=True, unpacks=True, read_only=True)
 def _chunk(g: Builder) -> Call:
     x = _tensor(g, (1, 3))
     dim, chunks = g.dimension(x.rank), g.choice((2, 1, 3))
     return _pieces(x, dim, _steps(x.shape[dim], -(-x.shape[dim] // chunks)), chunks, dim)
 
 
-@op("split", **torch_forms("split", "fm"), view=True, unpacks=True)
+@op("split", **torch_forms("split", "fm"), view=True, unpacks=True, read_only=True)
 def _split(g: Builder) -> Call:
     x = _tensor(g, (1, 3))
     dim = g.dimension(x.rank)
@@ -261,11 +252,17 @@ def _two_sizes(g: Builder) -> Call:
     return _pieces(x, dim, sizes, sizes, dim)
 
 
-op("split.sizes", **torch_forms("split", "fm"), view=True, unpacks=True)(_two_sizes)
-op("split_with_sizes", **torch_forms("split_with_sizes", "fm"), view=True, unpacks=True)(_two_sizes)
+op("split.sizes", **torch_forms("split", "fm"), view=True, unpacks=True, read_only=True)(_two_sizes)
+op(
+    "split_with_sizes",
+    **torch_forms("split_with_sizes", "fm"),
+    view=True,
+    unpacks=True,
+    read_only=True,
+)(_two_sizes)
 
 
-@op("tensor_split", **torch_forms("tensor_split", "fm"), view=True, unpacks=True)
+@op("tensor_split", **torch_forms("tensor_split", "fm"), view=True, unpacks=True, read_only=True)
 def _tensor_split(g: Builder) -> Call:
     x = _tensor(g, (1, 3))
     dim, n = g.dimension(x.rank), g.choice((2, 3))
@@ -273,14 +270,14 @@ def _tensor_split(g: Builder) -> Call:
     return _pieces(x, dim, [least + (i < larger) for i in range(n)], n, dim)
 
 
-@op("unbind", **torch_forms("unbind", "fm"), view=True, unpacks=True)
+@op("unbind", **torch_forms("unbind", "fm"), view=True, unpacks=True, read_only=True)
 def _unbind(g: Builder) -> Call:
     x = _tensor(g, (1, 3))
     dim = g.dimension(x.rank)
     at = dim % x.rank
     shape = (*x.shape[:at], *x.shape[at + 1 :])
     outputs = tuple(Out(shape, x.dtype, keep=i < _KEPT) for i in range(x.shape[at]))
-    return Call((_read_only(x), dim), outputs)
+    return Call((x, dim), outputs)
 
 
 # -- shared elements --------------------------------------------------------------------------
@@ -289,27 +286,27 @@ def _unbind(g: Builder) -> Call:
 def _expanded(g: Builder) -> Call:
     shape = g.shape(1, 3)
     x = g.broadcastable(shape, kind="real")
-    return _result(_read_only(x), shape, list(shape))
+    return _result(x, shape, list(shape))
 
 
-op("expand", method="expand", view=True)(_expanded)
-op("broadcast_to", **torch_forms("broadcast_to", "fm"), view=True)(_expanded)
+op("expand", method="expand", view=True, read_only=True)(_expanded)
+op("broadcast_to", **torch_forms("broadcast_to", "fm"), view=True, read_only=True)(_expanded)
 
 
-@op("expand_as", method="expand_as", view=True)
+@op("expand_as", method="expand_as", view=True, read_only=True)
 def _expand_as(g: Builder) -> Call:
     other = g.tensor()
-    return _result(_read_only(g.broadcastable(other.shape, kind="real")), other.shape, other)
+    return _result(g.broadcastable(other.shape, kind="real"), other.shape, other)
 
 
-@op("unfold", method="unfold", view=True)
+@op("unfold", method="unfold", view=True, read_only=True)
 def _unfold(g: Builder) -> Call:
     x = _tensor(g, (1, 3))
     dim = g.dimension(x.rank)
     shape = list(x.shape)
     size, step = g.int(1, shape[dim]), g.choice((1, 2))
     shape[dim] = (shape[dim] - size) // step + 1
-    return _result(_read_only(x), (*shape, size), dim, size, step)
+    return _result(x, (*shape, size), dim, size, step)
 
 
 # -- copies -----------------------------------------------------------------------------------

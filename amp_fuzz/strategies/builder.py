@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import msgspec
+
 from amp_fuzz.cases.program import (
     FLOAT_DTYPES,
     Arg,
@@ -27,6 +29,7 @@ from amp_fuzz.cases.program import (
     TensorSpec,
 )
 from amp_fuzz.catalogue.core import Kind, Op, Out, Value, broadcasts
+from amp_fuzz.catalogue.writes import shares
 from amp_fuzz.strategies.choices import Bytes, digits, integer
 
 __all__ = ["FORMS", "Frame", "Palette", "ProgramBuilder"]
@@ -154,24 +157,19 @@ class ProgramBuilder:
             ]
             kwargs["out"] = buffers[0] if len(buffers) == 1 else buffers
         grad = self.frame.grad and any(v.requires_grad for v in arguments)
-        views = op.view or call.view or self.form in ("inplace", "out")
-        names = tuple(
-            self._define(
-                o,
-                grad=grad and self.form != "out",
-                writable=(not views) or self.form == "out" or arguments[0].writable,
-            )
-            for o in outputs
-        )
-        if self.form == "inplace" and grad:
-            self._mark(arguments[0].name)
-        return Statement(
+        made = Statement(
             op.name,
             self.form,
             tuple(_arg(a) for a in call.args),
             tuple((name, _arg(a)) for name, a in kwargs.items()),
-            names,
         )
+        aliases = shares(made, op, {v.name: v.shape for v in arguments})
+        writable = not op.read_only and (not aliases or arguments[0].writable)
+        grad_out = grad and self.form != "out"
+        names = tuple(self._define(o, grad=grad_out, writable=writable) for o in outputs)
+        if self.form == "inplace" and grad:
+            self._mark(arguments[0].name)
+        return msgspec.structs.replace(made, outputs=names)
 
     def forms(self, op: Op) -> list[str]:
         """Return the forms in which `op` may be called here.

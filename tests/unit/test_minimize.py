@@ -14,7 +14,19 @@ from amp_fuzz.backends import backends
 from amp_fuzz.backends.harness import Observation, Raised, quiet
 from amp_fuzz.cases.case import Case, Plan
 from amp_fuzz.cases.program import Checkpoint, Items, NoGrad, Ref, TensorSpec, regions, statements
-from amp_fuzz.findings.minimize import Ended, Event, Reply, Smaller, Tried, Values, capture, search
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.catalogue.writes import wrongly_written
+from amp_fuzz.findings.minimize import (
+    Ended,
+    Event,
+    Reply,
+    Smaller,
+    Tried,
+    Values,
+    capture,
+    search,
+    without,
+)
 from amp_fuzz.findings.minimize.arguments import arguments
 from amp_fuzz.findings.minimize.nearest import distance, nearest
 from amp_fuzz.findings.minimize.shapes import frozen_case
@@ -457,6 +469,57 @@ def test_every_candidate_is_well_formed() -> None:
             event.case.plan.check()
             tried += isinstance(event, Tried)
     assert tried > 500
+
+
+WRITES = case(
+    [x("x0", 2, 3), x("b1", 2, 3), x("x2", 2, 3)],
+    call("feature_dropout", "b1", 0.5, False, to="v0"),
+    call("std", "v0", to="v1"),
+    call("logical_and", "v0", "x2", to="v2", form="inplace"),
+    call("clone", "x0", to="v3"),
+    call("feature_dropout", "v3", 0.5, False, to="v4"),
+    call("exp", "v4", to="v5", form="inplace"),
+)
+
+
+@pytest.mark.parametrize("op", ["logical_and", "exp"])
+def test_no_candidate_writes_an_input_that_is_no_buffer(op: str) -> None:
+    """Warm-up calls of a backend would change such an input."""
+    small, events = search_while(WRITES, lambda c: uses(c, op))
+    tried = [e.case for e in events if isinstance(e, Tried)]
+    assert not [str(c.program) for c in tried if wrongly_written(c.program, CATALOGUE)]
+    assert [s.op for s in statements(small.program.body)] == [op]
+
+
+def test_a_case_that_writes_an_input_gets_small_all_the_same() -> None:
+    by_hand = case(
+        [x("x0", 2, 3), x("x1", 2, 3)],
+        call("std", "x0", to="v0"),
+        call("logical_and", "x0", "x1", to="v1", form="inplace"),
+    )
+    small, _ = search_while(
+        by_hand, lambda c: any(s.form == "inplace" for s in statements(c.program.body))
+    )
+    assert size(small) == 1
+
+
+def test_what_is_written_through_an_alias_becomes_a_buffer() -> None:
+    found = without(WRITES.program, {0, 3}, given(WRITES))
+    assert found is not None
+    assert not wrongly_written(found, CATALOGUE)
+    assert [s.role for s in found.inputs] == ["input", "buffer", "buffer"]
+
+
+def test_parts_of_drawn_programs_write_only_what_they_may() -> None:
+    written = 0
+    for one in drawn(60, statements=6):
+        values = given(one)
+        for number in range(size(one)):
+            part = without(one.program, {number}, values)
+            if part is not None:
+                assert not wrongly_written(part, CATALOGUE)
+                written += any(s.form == "inplace" for s in statements(part.body))
+    assert written
 
 
 def test_no_candidate_is_tried_twice() -> None:

@@ -38,6 +38,7 @@ from amp_fuzz.cases.program import (
     uses,
 )
 from amp_fuzz.catalogue import CATALOGUE, Op
+from amp_fuzz.catalogue.writes import wrongly_written
 from amp_fuzz.reference import tabled_devices
 from amp_fuzz.strategies import drawing
 from amp_fuzz.strategies.choices import digits, integer
@@ -439,6 +440,12 @@ def test_a_custom_op_in_a_thread_of_its_own_writes_none_of_its_inputs() -> None:
             source = random.Random(seed).randbytes
             program = draw_program(source, "cpu", plan=plan, focus=[CATALOGUE["abs"]])
             assert all(spec.role != "buffer" for spec in program.inputs), seed
+
+
+def test_drawn_programs_write_only_buffers_and_values_of_their_own() -> None:
+    cases = [*drawn(300), *drawn(300, focus=["einsum", "getitem.tensor", "getitem.last", "exp"])]
+    assert not [c.id for c in cases if wrongly_written(c.program, CATALOGUE)]
+    assert any(s.form == "inplace" for c in cases for s in statements(c.program.body))
 
 
 def test_draws_depend_on_the_seed_alone() -> None:

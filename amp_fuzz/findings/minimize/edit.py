@@ -13,13 +13,14 @@ from amp_fuzz.cases.program import (
     Region,
     Statement,
     TensorSpec,
-    refs,
     statements,
     substituted,
     transform,
     uses,
 )
+from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.catalogue.places import on_the_cpu
+from amp_fuzz.catalogue.writes import memory_written
 from amp_fuzz.findings.minimize.capture import Taken, Values
 
 __all__ = [
@@ -51,7 +52,8 @@ def without(
     if not kept:
         return None
     missing = {n for i in gone for n in everything[i].outputs if n != "_"}
-    written = {n for s in kept.values() for n in _writes(s)}
+    shapes = {spec.name: spec.shape for spec in program.inputs}
+    written = memory_written(list(kept.values()), CATALOGUE, shapes)
     inputs, names = list(program.inputs), dict[str, str]()
     there = on_the_cpu(program)
     number = 1 + max((int(s.name[1:]) for s in inputs), default=-1)
@@ -88,14 +90,6 @@ def _spec(number: int, taken: Taken, *, written: bool, trains: bool) -> TensorSp
         role=role,  # type: ignore[arg-type]
         values=taken.values,
     )
-
-
-def _writes(statement: Statement) -> Iterator[str]:
-    if statement.form == "inplace" and statement.args:
-        yield from refs(statement.args[0])
-    for name, arg in statement.kwargs:
-        if name == "out":
-            yield from refs(arg)
 
 
 def _filtered(

@@ -18,7 +18,8 @@ import msgspec
 
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import ProgramError
-from amp_fuzz.catalogue import check
+from amp_fuzz.catalogue import CATALOGUE, check
+from amp_fuzz.catalogue.writes import wrongly_written
 from amp_fuzz.findings.minimize import arguments, bodies, data, edit, plans, shapes
 from amp_fuzz.findings.minimize.capture import Values
 from amp_fuzz.findings.minimize.nearest import nearest
@@ -146,10 +147,21 @@ class _Search:
     tried: set[str] = field(default_factory=set)
     agreeing: dict[str, Case] = field(default_factory=dict)
     late: bool = False
+    lawful: bool = True
     _given: tuple[str, Values] = ("", MappingProxyType({}))
 
     def __post_init__(self) -> None:
         self.tried.add(self.best.id)
+        self.lawful = not wrongly_written(self.best.program, CATALOGUE)
+
+    def valid(self, case: Case) -> bool:
+        """Return whether a candidate is well formed and writes nothing that a drawn case may not.
+
+        A case made by hand may write an input; then its candidates may too.
+        """
+        if not _valid(case):
+            return False
+        return not (self.lawful and wrongly_written(case.program, CATALOGUE))
 
     def given(self, case: Case) -> Values:
         if self._given[0] != case.id:
@@ -165,7 +177,7 @@ class _Search:
                 if self.clock() - self.start > self.seconds:
                     self.late = True
                     return
-                if candidate.id in self.tried or not _valid(candidate):
+                if candidate.id in self.tried or not self.valid(candidate):
                     continue
                 self.tried.add(candidate.id)
                 reply = self.ask(candidate)
