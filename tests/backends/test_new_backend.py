@@ -140,6 +140,7 @@ def test_explain(command: Callable[..., Done], name: str) -> None:
     assert f"{MM.id} on {name}: DIVERGES: {DIVERGES}" in done.out, done.err
 
 
+@pytest.mark.thorough
 def test_a_repro_imports_only_torch(command: Callable[..., Done], site: Path) -> None:
     done = command("repro", "mm.json", "--backend=toy")
     assert (

@@ -125,6 +125,7 @@ def test_a_fixed_entry_is_reported(
     assert amp_fuzz("baseline", "check").out == f"{FILE}: no findings\n"
 
 
+@pytest.mark.thorough
 def test_an_expired_entry_fails(
     amp_fuzz: Command, found: None, moods: Command, tmp_path: Path
 ) -> None:
@@ -161,6 +162,7 @@ def test_a_nondeterministic_finding_can_be_accepted(amp_fuzz: Command, moods: Co
     assert "nothing to remove" in amp_fuzz("baseline", "prune").out
 
 
+@pytest.mark.thorough
 def test_a_crash_is_known_of_its_own_case_only(amp_fuzz: Command) -> None:
     crashing = ("run", "--backends=dying-cpu", "--ops=abs", "--workers=1", "--seed=1")
     assert amp_fuzz(*crashing, "--cases=1").code == 1

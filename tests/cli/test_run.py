@@ -216,6 +216,7 @@ def test_an_error_of_ours_keeps_what_was_done(amp_fuzz: Command) -> None:
     assert "report: " in done.out
 
 
+@pytest.mark.thorough
 def test_nothing_ran(environment: dict[str, str], tmp_path: Path) -> None:
     """A worker that is no fork takes longer to start."""
     arguments = ("--backends=eager-cpu", "--ops=abs", "--seconds=0.001", "--workers=1")

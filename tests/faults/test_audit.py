@@ -12,12 +12,13 @@ from amp_fuzz.backends.harness import quiet
 from amp_fuzz.reference import Policy, load_table
 from benchmarks.audit_tables import BACKENDS, measured
 from tests.faults.tables import Audited, Wrong, corrupted, equivalent, wrong_policies
+from tests.helpers import brief
 
 _RESULT = Path(__file__).resolve().parents[2] / "benchmarks" / "audit_tables.json"
 _SUMS = ("sum", "sum.dim_IntList")
 
 
-@pytest.fixture(scope="module", params=["eager-cpu", "fake-cuda"])
+@pytest.fixture(scope="module", params=brief(["eager-cpu", "fake-cuda"], "eager-cpu"))
 def audited(request: pytest.FixtureRequest) -> Audited:
     backend = backends()[request.param]
     assert backend.availability().status == "ready"

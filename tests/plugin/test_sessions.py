@@ -180,6 +180,7 @@ def test_a_wrong_kernel_fails_with_what_to_do_next(project: pytest.Pytester) -> 
     assert "Traceback" not in said(result)
 
 
+@pytest.mark.thorough
 def test_an_item_fails_for_what_another_item_found_first(project: pytest.Pytester) -> None:
     """Whether an item passes must not depend on what ran before it in its process."""
     project.makeconftest(FAULT.format(first=""))
@@ -262,6 +263,7 @@ ONCE = FAULT.format(
 ).replace("torch.mm(a, b)  # no cast", "torch.mm(a.bfloat16(), b.bfloat16())")
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_a_process_that_somebody_else_ended_is_an_incident(project: pytest.Pytester) -> None:
     project.makeconftest(ONCE)
@@ -285,6 +287,7 @@ def test_without_isolation_a_case_runs_in_the_session_process(project: pytest.Py
     load(left)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_a_session_that_was_killed_says_so_in_its_report(
     project: pytest.Pytester, tmp_path: Path
@@ -352,6 +355,7 @@ def test_a_session_whose_time_is_over_says_how_far_it_came(project: pytest.Pytes
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("spread", [(), ("-n", "2")], ids=["alone", "xdist"])
 def test_a_floor_of_cases_holds_when_the_time_is_up(
     project: pytest.Pytester, spread: tuple[str, ...]

@@ -212,6 +212,7 @@ def test_a_finding_says_whether_autocast_has_a_part_in_it(
     assert bare(small) in seen  # a worker that dies of it has said of what
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("wrong_mm")
 def test_a_signature_that_was_seen_is_counted_and_not_reported_again() -> None:
     groups = Groups()

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 # Prints a digest of the drawn cases of a run, aimed ones too, and of their inputs, by backend; then
 # one of the cases that a task which aims at kernels runs, as it stops once they are reached.
 DRAWN = """

@@ -36,7 +36,6 @@ from tests.helpers import WrongKernel, needs_torch
 # `make test` judges the examples of torch's own bugs, and the first example of these.
 BRIEF = {
     "compile-context-leak",
-    "compile-elided-casts",
     "export-region-cache",
     "te-recipe-change",
     "torchao-mxfp8-autocast",
