@@ -13,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from amp_fuzz import reference, strategies
+    from amp_fuzz import reference, reports, strategies
     from amp_fuzz.cases.case import Case, CaseError, Plan, load, loads
     from amp_fuzz.cases.program import Program, ProgramError
     from amp_fuzz.interfaces.check import CheckError, CheckFailed, CheckResult, check
@@ -37,6 +37,7 @@ __all__ = [
     "loads",
     "reference",
     "register_op",
+    "reports",
     "strategies",
 ]
 
@@ -63,7 +64,7 @@ def __getattr__(name: str) -> object:
     # Lazily: the pytest plugin imports this package in every test run of its users.
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in ("reference", "strategies"):
+    if name in ("backends", "catalogue", "reference", "reports", "strategies"):
         return importlib.import_module(f"amp_fuzz.{name}")
     if name == "privateuse1":
         return importlib.import_module("amp_fuzz.backends.privateuse1")

@@ -329,14 +329,7 @@ class Options:
         "number",
         _DEFAULTS["seconds"],
         "S",
-        "Stop after S seconds of drawing, judging and minimising; 0 means never.",
-        minimum=0,
-    )
-    floor: int = _option(
-        "integer",
-        _DEFAULTS["floor"],
-        "N",
-        "Judge at least N cases of each backend and family, even after the time is up.",
+        "End all cases and all minimising after S seconds, then report; 0 means never.",
         minimum=0,
     )
     relations: str = _option(
@@ -437,6 +430,14 @@ class Options:
     require: tuple[str, ...] = _option(
         "list", (), "NAME,...", "Backends that must be ready; otherwise exit with code 4."
     )
+    require_coverage: float = _option(
+        "number",
+        0.0,
+        "PERCENT",
+        "Fail if a backend reached less of its device's autocast kernels; 0: never.",
+        minimum=0,
+        maximum=100,
+    )
 
 
 OPTIONS: Mapping[str, Option] = MappingProxyType(
@@ -471,8 +472,7 @@ def resolve(
     """Return the options in force.
 
     A built-in profile outranks the table of the file if it was chosen, but not if it is only the
-    default. A profile table of the file outranks the table. A floor belongs to the seconds that it
-    was set with: seconds of a higher rank have no floor.
+    default. A profile table of the file outranks the table.
 
     Args:
         explicit: option name -> value of the option's type, as `Option.parse` returns; None values
@@ -508,14 +508,10 @@ def resolve(
 
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    ranked: dict[str, int] = {}
     for name, option in OPTIONS.items():
         rank = next((r for r, table in ranks.items() if name in table), "default")
         values[option.field] = ranks.get(rank, {}).get(name, option.default)
         sources[name] = tell(name).get(rank, rank)
-        ranked[name] = [*ranks, "default"].index(rank)
-    if ranked["seconds"] < ranked["floor"]:
-        values["floor"], sources["floor"] = 0, sources["seconds"]
     return Resolved(Options(**values), MappingProxyType(sources), (path,) if path else ())
 
 

@@ -62,7 +62,6 @@ def _run(seed: int, seconds: int) -> Row:
         cases=100_000,
         workers=2,
         minimize=0,
-        floor=1,
         aimed=0,
     )
     cases: Counter[str] = Counter()

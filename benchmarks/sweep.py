@@ -48,7 +48,6 @@ cases = {cases}
 ops = ["{ops}"]
 aimed = 0
 seconds = 3000
-floor = 0
 minimize = 0
 relations = "none"
 timeout = 3

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amp_fuzz.config import OPTIONS, ConfigError, Options, Resolved, as_path
+from amp_fuzz.config import OPTIONS, ConfigError, Options, Resolved, as_path, did_you_mean
 
 if TYPE_CHECKING:
     from amp_fuzz.policies.tables import PolicyTable
@@ -35,6 +35,7 @@ def with_device(resolved: Resolved, folder: Path | None = None) -> Options:
     options, sources = resolved.options, resolved.sources
     if not options.device:
         if options.policies:
+            _check(_found(options.policies, sources["policies"], folder), sources["policies"])
             raise ConfigError(f"{sources['policies']}: policies of which device? add device=NAME")
         return options
     if options.device in _OWN:
@@ -48,10 +49,7 @@ def with_device(resolved: Resolved, folder: Path | None = None) -> Options:
             f"torch.device('npu'), without a number"
         )
     policies = _found(options.policies or "", sources["policies"], folder)
-    try:
-        policies_of(options.device, policies)
-    except ValueError as error:
-        raise ConfigError(f"{sources['policies']}: {error}") from error
+    _check(policies, sources["policies"], options.device)
     os.environ[OPTIONS["device"].variable] = options.device
     os.environ[OPTIONS["policies"].variable] = policies
     if sources["backends"] == "default":
@@ -74,6 +72,14 @@ def _found(policies: str, source: str, folder: Path | None) -> str:
         raise ConfigError(f"{source}: {error}") from error
 
 
+def _check(policies: str, source: str, device: str = DEFAULT) -> None:
+    """Raise `ConfigError` if there is no such table, or if a file is none."""
+    try:
+        policies_of(device, policies)
+    except ValueError as error:
+        raise ConfigError(f"{source}: {error}") from error
+
+
 def policies_of(device: str, policies: str) -> PolicyTable:
     """Return the policies for a device: the table of another device, or of a file.
 
@@ -87,7 +93,8 @@ def policies_of(device: str, policies: str) -> PolicyTable:
         return dataclasses.replace(load_table(name), device=device, source=name)
     path = Path(name)
     if path.suffix != ".toml" and not path.exists():
-        problem = f"no such table: use one of {', '.join(DEVICES)}, or the path of a TOML file"
+        ways = f": use one of {', '.join(DEVICES)}, or the path of a TOML file"
+        problem = f"no such table or file{did_you_mean(path.name, DEVICES) or ways}"
         raise PolicyTableError("", path.name, problem)
     table = load_table_file(path)
     check_ops(table, name)

@@ -95,7 +95,8 @@ class RunRecord(msgspec.Struct, frozen=True):
 
     started: UTC in ISO 8601. baseline: the file, if there is one. options: those that affect how
     its cases are judged, as commands take them (``--plugins=mine``). fail_on: the kinds of notes
-    that fail it. known: the known bugs of its backends. machine: processor, cores, memory.
+    that fail it. require_coverage: the percentage of autocast kernels that each backend must reach.
+    known: the known bugs of its backends. machine: processor, cores, memory.
     commits: of ``amp-fuzz``, if it ran from a checkout, and of the ``project`` in whose checkout
     the run was started. branch: of the latter. flags: settings that change numbers
     (docs/reference/settings.md) when the run began: the expression that reads each, and its value.
@@ -114,6 +115,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     baseline: str = ""
     entries: tuple[BaselineRecord, ...] = ()
     fail_on: tuple[str, ...] = ()
+    require_coverage: float = 0.0
     options: tuple[str, ...] = ()
     known: tuple[KnownRecord, ...] = ()
     machine: dict[str, str] = {}
@@ -293,7 +295,7 @@ class IncidentRecord(msgspec.Struct, frozen=True, tag="incident"):
     had too little memory for it. of: for a candidate, the id of the case being minimised, else "".
     kind: ``crash``, ``timeout``, or ``memory`` if the device ran out of it. detail: how the process
     ended. output: the last lines that it wrote. unjudged: there was too little memory even for the
-    case alone.
+    case alone. unconfirmed: the time was up before its case could run again.
     """
 
     backend: str
@@ -304,6 +306,7 @@ class IncidentRecord(msgspec.Struct, frozen=True, tag="incident"):
     output: str = ""
     of: str = ""
     unjudged: bool = False
+    unconfirmed: bool = False
 
 
 def incident_line(record: IncidentRecord) -> str:
@@ -313,6 +316,8 @@ def incident_line(record: IncidentRecord) -> str:
         return f"{what}: a smaller form of {record.of}, which goes on without it"
     if record.unjudged:
         return f"{what}: also when it ran alone, so it was not judged"
+    if record.unconfirmed:
+        return f"{what}: the time was up before it could run again, so it was not judged"
     return f"{what}: it gave an answer when it ran again, so the case is not to blame"
 
 

@@ -100,15 +100,15 @@ class Report:
     data: RunData
     view: View
 
-    def terminal(self, *, width: int | None = None, rows: int = 10) -> str:
+    def terminal(self, *, width: int | None = None, rows: int = 10, verbose: bool = False) -> str:
         """Return the summary as plain text, to print when the run ends.
 
-        width: in columns, by default the terminal's. rows: of the op x policy x dtypes x backend x
-        kind table.
+        width: in columns, by default the terminal's. verbose: with kernels, known findings, notes
+        and a table of op x policy x dtypes x backend x kind, of so many rows.
         """
         from amp_fuzz.reports.text import render
 
-        return render(self.view, width=width, rows=rows)
+        return render(self.view, width=width, rows=rows, verbose=verbose)
 
     def write(self, folder: Path = Path("amp-fuzz-report")) -> tuple[Path, ...]:
         """Write the report to a folder in each format and return the paths, report.html first.
@@ -168,9 +168,10 @@ def terminal(
     known: Sequence[Bug] = (),
     width: int | None = None,
     rows: int = 10,
+    verbose: bool = False,
 ) -> str:
     """`read` a run, and return its summary as `Report.terminal` does."""
-    return read(store, run_id, known=known).terminal(width=width, rows=rows)
+    return read(store, run_id, known=known).terminal(width=width, rows=rows, verbose=verbose)
 
 
 def write(
@@ -185,8 +186,8 @@ def write(
 
 
 def written(paths: Sequence[Path]) -> str:
-    """Return a line that names the files of a report: the path of the first, then names."""
-    first, *others = paths
+    """Return a line that names the first file of a report."""
+    first = paths[0]
     with suppress(ValueError):  # it is not below the current folder
         first = first.absolute().relative_to(Path.cwd())
-    return f"report: {', '.join([str(first), *(path.name for path in others)])}"
+    return f"report: {first} (and for CI: report.md, report.json, junit.xml, ...)"

@@ -39,7 +39,7 @@ def as_json(view: View, audit: Audit | None = None) -> str:
         "versions": dict(view.versions),
         "verdict": view.verdict.kind,
         "sentence": view.verdict.sentence,
-        "notes": view.notes,
+        "notes": [view.stopped] * bool(view.stopped) + [*view.notes],
         "backends": [_of(b, _BACKEND) for b in view.backends],
         "new": [_finding(f) for f in view.new],
         "known": [{**_of(k, _KNOWN), "backends": dict(k.backends)} for k in view.known],
@@ -187,7 +187,7 @@ def annotated(view: View) -> Iterator[str]:
         yield f"::error title={_property(title)}::{_escaped(text)}"
     if len(view.new) > most:
         yield f"::error title=amp-fuzz::{len(view.new) - most} more causes: see the report"
-    if view.verdict.kind != "clean" and not view.new and view.tone != "good":
+    if view.verdict.kind in ("new", "nothing", "unended") and not view.new:
         yield f"::warning title=amp-fuzz::{_escaped(clean(view.verdict.sentence))}"
 
 

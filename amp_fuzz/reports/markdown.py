@@ -47,6 +47,9 @@ def _head(view: View) -> Iterator[str]:
     facts += [time_of(view.took)] if view.took else []
     facts += [f"{text(name)} {text(version)}" for name, version in view.versions]
     yield ", ".join([*facts, f"store {code(view.store)}"])
+    if view.stopped:
+        yield ""
+        yield text(f"{view.stopped[0].upper()}{view.stopped[1:]}.")
     for note in view.notes:
         yield ""
         yield f"> **Note:** {text(note)}"

@@ -27,18 +27,48 @@ _MIN_WIDTH, _MAX_WIDTH = 40, 120
 _LABEL = 10
 
 
-def render(view: View, *, width: int | None = None, rows: int = 10) -> str:
+def render(view: View, *, width: int | None = None, rows: int = 10, verbose: bool = False) -> str:
     """Return the summary, wrapped to `width` columns (by default the terminal's, at most 120).
 
-    Commands are never wrapped, so they can be copied. rows: how many rows of the summary table.
+    The verdict comes first, then the new findings. verbose: with the kernels, the known findings,
+    the notes and a table of ops. Commands are never wrapped, so they can be copied. rows: how many
+    rows of the table of ops.
     """
     columns = shutil.get_terminal_size().columns if width is None else width
     width = min(max(columns, _MIN_WIDTH), _MAX_WIDTH)
-    parts = [_head(view, width), _backends(view.backends, width)]
-    parts += [_missing(view.backends, width), _summary(view, width, rows)]
-    parts += [_known(view, width), _baseline(view, width), _noted(view, width)]
-    parts += [_new(view, width), _end(view, width)]
+    parts = [_verdict(view, width), _backends(view.backends, width, verbose=verbose)]
+    if verbose:
+        parts += [_missing(view.backends, width), _summary(view, width, rows)]
+        parts += [_known(view, width), _baseline(view, width), _noted(view, width)]
+        parts += [_new(view, width), _head(view, width)]
+    else:
+        parts += [_new(view, width), _more(view, width)]
     return "\n\n".join("\n".join(lines) for part in parts if (lines := list(part))) + "\n"
+
+
+def _verdict(view: View, width: int) -> Iterator[str]:
+    ruled = ["!" * width] if view.verdict.kind == "nothing" else []
+    yield from ruled
+    yield from _wrap(view.verdict.sentence, width)
+    yield from ruled
+    if view.stopped:
+        yield from _wrap(view.stopped, width)
+    for note in view.notes:
+        yield from _wrap(f"note: {note}", width)
+    if view.verdict.kind not in ("known", "clean"):
+        yield f"next: {view.verdict.next}"
+
+
+def _more(view: View, width: int) -> Iterator[str]:
+    """Yield the baseline, the notes that fail the run, and how many others there are."""
+    yield from _baseline(view, width)
+    failing = [(title, notes) for title, notes in view.noted_by_kind if notes[0].fails]
+    for title, notes in failing:
+        yield from _notes(title, notes, width)
+    others = [notes for _, notes in view.noted_by_kind if not notes[0].fails]
+    if others:
+        kinds = "; ".join(f"{n[0].note.kind} {plural(len(n), 'group')}" for n in others)
+        yield from _wrap(f"notes: {kinds} (amp-fuzz report -v shows them)", width)
 
 
 def _head(view: View, width: int) -> Iterator[str]:
@@ -50,7 +80,7 @@ def _head(view: View, width: int) -> Iterator[str]:
     yield from _wrap(f"store {view.store}", width)
 
 
-def _backends(backends: Sequence[BackendView], width: int) -> Iterator[str]:
+def _backends(backends: Sequence[BackendView], width: int, *, verbose: bool) -> Iterator[str]:
     if not backends:
         yield "no backends"
         return
@@ -69,6 +99,10 @@ def _backends(backends: Sequence[BackendView], width: int) -> Iterator[str]:
         for b in backends
     ]
     # The columns that a narrow terminal drops, in this order.
+    if not verbose:
+        few = [[row[i] for i in (0, 1, 4, 5, 7)] for row in (header, *rows)]
+        yield from layout(few[0], few[1:], width, left=(0, 4), drop=(2,))
+        return
     yield from layout(header, rows, width, left=(0, 7), drop=(6, 2, 3))
     details: dict[str, list[str]] = {}
     for b in backends:
@@ -124,14 +158,18 @@ def _noted(view: View, width: int) -> Iterator[str]:
         return
     yield "notes: neither agreement nor divergence (--fail-on=KIND,... fails a run on them)"
     for title, notes in view.noted_by_kind:
-        cases = sum(note.cases for note in notes)
-        fails = ", FAILS" if notes[0].fails else ""
-        count = f"{plural(len(notes), 'group')}, seen {plural(cases, 'time')}{fails}"
-        yield from _wrap(f"{title}: {count}", width, indent="  ")
-        for note in notes[:MOST_NOTES]:
-            yield from _note(note, width)
-        if len(notes) > MOST_NOTES:
-            yield f"    and {len(notes) - MOST_NOTES} more in the report"
+        yield from _notes(title, notes, width)
+
+
+def _notes(title: str, notes: Sequence[NoteView], width: int) -> Iterator[str]:
+    cases = sum(note.cases for note in notes)
+    fails = ", FAILS" if notes[0].fails else ""
+    count = f"{plural(len(notes), 'group')}, seen {plural(cases, 'time')}{fails}"
+    yield from _wrap(f"{title}: {count}", width, indent="  ")
+    for note in notes[:MOST_NOTES]:
+        yield from _note(note, width)
+    if len(notes) > MOST_NOTES:
+        yield f"    and {len(notes) - MOST_NOTES} more in the report"
 
 
 def _note(view: NoteView, width: int) -> Iterator[str]:
@@ -221,17 +259,6 @@ def _summary(view: View, width: int, rows: int) -> Iterator[str]:
     yield from layout(header, cells, width, left=(0, 1, 2, 3, 4), drop=(6, 1, 3))
     if len(view.summary) > rows:
         yield f"  and {plural(len(view.summary) - rows, 'row')} more in the report"
-
-
-def _end(view: View, width: int) -> Iterator[str]:
-    for note in view.notes:
-        yield from _wrap(f"note: {note}", width)
-    if view.verdict.kind == "nothing":
-        yield "!" * width
-    yield from _wrap(view.verdict.sentence, width)
-    if view.verdict.kind == "nothing":
-        yield "!" * width
-    yield f"next: {view.verdict.next}"
 
 
 # -- layout ---------------------------------------------------------------------------------------

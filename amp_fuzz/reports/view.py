@@ -290,7 +290,7 @@ class SummaryRow(NamedTuple):
 class Verdict:
     """The verdict of a run. nothing: no case ran. unended: nothing new, but the run did not end.
 
-    Otherwise the worst outcome.
+    The same if some of its records cannot be read. Otherwise the worst outcome.
     """
 
     kind: Literal["nothing", "new", "unended", "known", "clean"]
@@ -302,10 +302,11 @@ class Verdict:
 class View:
     """A run as reports show it.
 
-    took: wall time in seconds, 0 if the run did not end. notes: what a reader must know to trust
-    the numbers. lost: new diverging cases that left no record to replay. summary: the most
-    important rows first: new divergences, known ones, then what was reached most. trend: the runs
-    of the store up to this one; none if only its records were read.
+    took: wall time in seconds, 0 if the run did not end. stopped: how far it came if its time was
+    up, or "". notes: what else a reader must know to trust the numbers. lost: new diverging cases
+    that left no record to replay. summary: the most important rows first: new divergences, known
+    ones, then what was reached most. trend: the runs of the store up to this one; none if only its
+    records were read.
     """
 
     run_id: str
@@ -326,6 +327,7 @@ class View:
     new_cases: int
     lost: int
     verdict: Verdict
+    stopped: str
     notes: tuple[str, ...]
     summary: tuple[SummaryRow, ...]
     pictures: Pictures
@@ -387,6 +389,7 @@ def view(data: RunData, known: Sequence[Bug]) -> View:
         new_cases=diverged,
         lost=lost,
         verdict=_verdict(data, backends, listed, new, baseline, noted),
+        stopped=_stopped(data),
         notes=tuple(_notes(data, backends, lost)),
         summary=tuple(sorted(_summary(data), key=_first)),
         pictures=pictures(data),
@@ -590,7 +593,11 @@ def _verdict(
     expired = f"EXPIRED: {plural(late, 'entry')} of the baseline" if late else ""
     if data.state != "ended" and not diverged:
         return _unended(data, over, explained)
-    failing = _failing(data, noted)
+    failing = _failing(data, noted) + _short(data, backends)
+    if data.damage and cases and not (diverged or expired or failing):
+        lost = f"{plural(len(data.damage), 'record')} cannot be read"
+        sentence = f"INCOMPLETE: {lost}. Nothing new in the others{_of(over, explained)}.{but}"
+        return Verdict("unended", sentence, report)
     if not cases:
         sentence = "NOTHING RAN: 0 cases, so this run says nothing about autocast."
         return Verdict("nothing", sentence, "amp-fuzz doctor")
@@ -634,6 +641,18 @@ def _failing(data: RunData, noted: Iterable[NoteView]) -> str:
     return f" FAILS: {' and '.join(found)}, as --fail-on={','.join(words)} says."
 
 
+def _short(data: RunData, backends: Iterable[BackendView]) -> str:
+    """Return a sentence about the backends that reached too few of their kernels, or ""."""
+    least = data.run.require_coverage
+    short = [
+        f"{b.name} reached {b.reached} of {b.reachable} autocast kernels "
+        f"({share(b.reached, b.reachable)})"
+        for b in backends
+        if 100 * b.reached < least * b.reachable
+    ]
+    return f" FAILS: {', '.join(short)}; --require-coverage={least:g}." if short else ""
+
+
 def _of(over: str, explained: int) -> str:
     """Return the number of cases for a sentence, and how many of them diverged, if any."""
     return f", of {over}" + (
@@ -653,24 +672,36 @@ def _unended(data: RunData, over: str, explained: int) -> Verdict:
     return Verdict("unended", f"THE RUN DID NOT END: {so_far}.", again)
 
 
+def _last(data: RunData) -> pd.DataFrame:
+    """Return the last end of the whole run, if there is one."""
+    return data.ends[data.ends["backend"] == ""].tail(1)
+
+
+def _stopped(data: RunData) -> str:
+    """Return how far a run came whose time was up, or ""."""
+    last = _last(data)
+    done, planned = int(last["cases"].sum()), int(last["planned"].sum())
+    if not planned or (last["reason"] != "stopped").any():
+        return ""
+    after = time_of(float(last["seconds"].sum()))
+    # If all were judged, the time ran out while a finding was being minimised.
+    ran = f"{done:,} of {plural(planned, 'case')}"
+    all_ran = f"all {plural(done, 'case')} ran, but a finding may be larger than necessary"
+    return f"stopped after {after}: {ran if done < planned else all_ran}"
+
+
 def _notes(data: RunData, backends: Iterable[BackendView], lost: int) -> Iterable[str]:
     for backend in backends:
         if not backend.cases:
             yield f"{backend.name} ran nothing ({backend.detail})"
     if data.state == "killed":
         yield "the run was killed, or its machine stopped: the numbers cover only the part that ran"
-    last = data.ends[data.ends["backend"] == ""].tail(1)
+    last = _last(data)
     ends = pd.concat([data.ends[data.ends["backend"] != ""], last])
     early = ends[~ends["reason"].isin(["done", "resumed"])]
     for reason, rows in early.groupby("reason"):
         whole = (rows["backend"] == "").any()
-        if whole and reason == "stopped" and int(last["planned"].sum()):
-            done, planned = int(last["cases"].sum()), int(last["planned"].sum())
-            after = time_of(float(last["seconds"].sum()))
-            # All were judged: the time ran out while a finding was being minimised.
-            ran = f"{done:,} of {plural(planned, 'case')}"
-            all_ran = f"all {plural(done, 'case')} ran, but a finding may be larger than necessary"
-            yield f"stopped after {after}: {ran if done < planned else all_ran}"
+        if reason == "stopped" and _stopped(data):
             continue
         what = "the run" if whole else plural(len(rows), "task")
         yield f"{_ENDED[str(reason)].format(what)}: the numbers cover only the part that ran"

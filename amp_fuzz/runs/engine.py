@@ -10,7 +10,8 @@ import math
 import random
 import time
 import zlib
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Literal, TypeAlias
@@ -46,12 +47,14 @@ from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.upstream.known import Known
 
 __all__ = [
+    "Aims",
     "Crashed",
     "Event",
     "Failed",
     "Finding",
     "Finished",
     "Happened",
+    "Paused",
     "Planned",
     "Progress",
     "Settings",
@@ -59,6 +62,7 @@ __all__ = [
     "Task",
     "TimeUp",
     "baseline_tasks",
+    "ending",
     "explore",
     "in_rounds",
     "kept_tasks",
@@ -75,10 +79,10 @@ class Settings:
     """The settings of a run.
 
     cases: drawn for each backend; up to `aimed` per cent of them aim at autocast kernels. ops:
-    names of the ops that programs are drawn from. seconds: when to stop the run; 0 is never.
-    deadline: the same, in seconds since the epoch, which all processes share. floor: cases of each
-    backend and family that also run after the deadline. timeout: CPU seconds that a case may take.
-    memory: GiB that a worker may hold. isolate: run cases in worker processes, or else in this one.
+    names of the ops that programs are drawn from. seconds: when the run ends; 0 is never. clock:
+    the time in seconds. deadline: when the run ends by that clock, which all processes share.
+    timeout: CPU seconds that a case may take. memory: GiB that a worker may hold. isolate: run
+    cases in worker processes, or else in this one.
     minimize: seconds for minimising each new finding. fail_fast: stop at the first new divergence.
     notes: the kinds of notes to look for, including those of fail_on, which fail the run. baseline:
     the findings that the project accepts. overdue: accepted findings that have expired; they count
@@ -97,8 +101,8 @@ class Settings:
     relations: Literal["none", "one", "all"] = "one"
     known: tuple[Known, ...] = ()
     seconds: float = 0.0
+    clock: Callable[[], float] = time.time
     deadline: float = math.inf
-    floor: int = 0
     timeout: float = 120.0
     memory: float = 8.0
     isolate: bool = True
@@ -121,10 +125,10 @@ class Task:
     the number of the first case; a worker that died ran those before it. confirms: how a worker
     died of the task's one case, which runs once more; `suspect` is the op in which it died, if
     known. told: the run is not recorded, but reports each kernel that it enters. aims: kernels to
-    aim at, each until a case reaches it; the other cases are drawn as usual. again: the cases are
-    judged as in a replay: by all relations, and unchanged. until: when it ends, in seconds since
-    the epoch, once `promised` of its cases ran. shares: beyond those, its backend gets no more time
-    than others.
+    aim at, the next one first, each with its number of attempts; the other cases are drawn as
+    usual. again: the cases are judged as in a replay: by all relations, and unchanged. until: when
+    it begins no further case. part: after so many cases it gives way to other tasks; 0: never.
+    shares: its backend gets no more time than others.
     """
 
     backend: str
@@ -137,16 +141,21 @@ class Task:
     confirms: IncidentRecord | None = None
     suspect: str = ""
     told: bool = False
-    aims: tuple[str, ...] = ()
+    aims: tuple[tuple[str, int], ...] = ()
     again: bool = False
     until: float = math.inf
-    promised: int = 0
+    part: int = 0
     shares: bool = False
 
     @property
     def count(self) -> int:
         """The number of its cases."""
         return self.cases - self.first
+
+    @property
+    def due(self) -> int:
+        """The number of its cases before it gives way."""
+        return min(self.part or self.count, self.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,12 +234,28 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Paused:
+    """A task gave way to others. task: the rest of it."""
+
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
 class TimeUp:
     """The time was up before all planned cases had run."""
 
 
 Event: TypeAlias = (
-    Planned | Progress | Suspected | Finding | Finished | Crashed | Happened | Failed | TimeUp
+    Planned
+    | Progress
+    | Suspected
+    | Finding
+    | Finished
+    | Paused
+    | Crashed
+    | Happened
+    | Failed
+    | TimeUp
 )
 
 
@@ -243,21 +268,33 @@ def timed(settings: Settings) -> Settings:
     """Return settings whose clock starts now."""
     if not settings.seconds:
         return settings
-    return replace(settings, deadline=time.time() + settings.seconds)
+    return replace(settings, deadline=settings.clock() + settings.seconds)
 
 
 def limits(settings: Settings) -> list[str]:
     """Return the limits of a run besides its cases, in words: the aimed share, its time."""
     aimed = settings.cases * settings.aimed // 100
     words = [f"at most {aimed:,} of them aimed at kernels"] if aimed else []
-    words += [f"at most {settings.seconds:g} s"] if settings.seconds else []
-    floor = settings.floor if settings.seconds else 0
-    return words + ([f"at least {floor} case{'s' * (floor > 1)} a family"] if floor else [])
+    if settings.seconds:
+        last = "" if settings.isolate else " and the running case"
+        words.append(f"at most {settings.seconds:g} s{last}")
+    return words
+
+
+_ENDING = 5.0
+
+
+def ending(settings: Settings) -> float:
+    """Return the seconds in which running cases may end and no further case begins."""
+    return min(_ENDING, settings.seconds / 10) if settings.seconds else _ENDING
 
 
 def late(task: Task, settings: Settings) -> float:
-    """Return for how many seconds a task has been over its time; negative if it is not."""
-    return time.time() - min(task.until, settings.deadline)
+    """Return the seconds since a task begins no further case; negative before that.
+
+    Its worker is stopped `ending` seconds after that, which is never later than the deadline.
+    """
+    return settings.clock() - min(task.until, settings.deadline - ending(settings))
 
 
 def plan_tasks(settings: Settings, chosen: Sequence[Backend]) -> list[Task]:
@@ -295,7 +332,8 @@ def _aiming(settings: Settings, backend: Backend, ops: Sequence[Op]) -> Iterator
     cases = min(settings.cases * settings.aimed // 100, _TRIES * len(aims))
     if cases:
         seed = seed_of(settings.seed, backend.name, "coverage")
-        yield Task(backend.name, "coverage", (), cases, seed, aims=aims)
+        attempts = tuple((kernel, 0) for kernel in aims)
+        yield Task(backend.name, "coverage", (), cases, seed, aims=attempts)
 
 
 def _callers(kernel: str, ops: Iterable[Op]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -313,22 +351,20 @@ def _callers(kernel: str, ops: Iterable[Op]) -> tuple[tuple[str, ...], tuple[str
 _ROUND = 8
 
 
-def in_rounds(tasks: Iterable[Task], floor: int) -> list[Task]:
-    """Split tasks of drawn cases into rounds, so a run cut short covers all families equally.
+def in_rounds(tasks: Iterable[Task]) -> list[Task]:
+    """Order tasks of drawn cases for a run that may be cut short.
 
-    The first round is the floor, and promised. Each later round is twice as large as the one
-    before. Backends share the time of what is not promised. Tasks that aim are not split, and come
-    after the first round. The drawn cases stay the same.
+    Tasks that aim come first and give way to each other, so each backend reaches its kernels. Then
+    come rounds of a few cases of every family, each round twice as large as the one before, in
+    which backends share the time. The drawn cases stay the same.
     """
     tasks = list(tasks)
-    found: list[Task] = []
-    first, size = 0, floor or _ROUND
-    while left := [task for task in tasks if task.cases > first and not (task.aims and first)]:
-        for task in sorted(left, key=lambda task: bool(task.aims)):
-            last = task.cases if task.aims else min(first + size, task.cases)
-            promised = min(floor, task.cases) if first == 0 else 0
-            part = replace(task, first=first, cases=last, promised=promised, shares=True)
-            found.append(part)
+    found = [replace(task, part=_ROUND) for task in tasks if task.aims]
+    first, size = 0, _ROUND
+    while left := [task for task in tasks if task.cases > first and not task.aims]:
+        for task in left:
+            last = min(first + size, task.cases)
+            found.append(replace(task, first=first, cases=last, shares=True))
         first, size = first + size, 2 * size
     return found
 
@@ -389,11 +425,11 @@ def explore(
     relations = "all" if task.again else settings.relations
     judge = judge_of(backends()[task.backend], settings.known, relations)
     done = settings.done.get((task.backend, task.family), {})
-    reached: set[str] = set()
+    aims = Aims(task.aims)
     entries = {entry.load().id: entry for entry in settings.baseline} if task.given else {}
-    for number, case in enumerate(_cases(task, settings, reached), task.first):
+    for number, case in enumerate(_cases(task, settings, aims), task.first):
         if case.id in done:
-            reached.update(done[case.id])
+            aims.reached.update(done[case.id])
             continue
         if number % _TRIMMED == _TRIMMED - 1:
             trim()
@@ -405,7 +441,7 @@ def explore(
             verdict, notes = noted(judge, verdict, settings, groups, task.family)
             yield from notes
         record = verdict.record(task.family)
-        reached.update(kernel.overload for kernel in record.kernels)
+        aims.reached.update(kernel.overload for kernel in record.kernels)
         if verdict.outcome == "agreed":
             covered(verdict)
         stays = entry is not None and verdict.known == entry.id
@@ -421,14 +457,18 @@ def explore(
         yield record
         if settings.fail_fast and record.outcome == "diverged":
             break
-        if late(task, settings) >= 0 and number + 1 - task.first >= task.promised:
+        if late(task, settings) >= 0:
             break
+    else:
+        if task.due < task.count:
+            left = replace(task, first=task.first + task.due, aims=aims.left)
+            yield Paused(left if left.aims else replace(left, part=0, shares=True))
 
 
-def _cases(task: Task, settings: Settings, reached: Collection[str]) -> Iterable[Case]:
+def _cases(task: Task, settings: Settings, aims: Aims) -> Iterable[Case]:
     if task.given:
         return task.given[task.first : task.cases]
-    return draw(task, settings, reached=reached)
+    return islice(draw(task, settings, aims=aims), task.due)
 
 
 def noted(
@@ -494,7 +534,7 @@ def _examined(
 
 def _patience(settings: Settings) -> float:
     """Return the seconds for one finding: at most a quarter of the time left."""
-    return min(settings.minimize, max(settings.deadline - time.time(), 0.0) / 4)
+    return min(settings.minimize, max(settings.deadline - settings.clock(), 0.0) / 4)
 
 
 def _met(record: CaseRecord, met: Sequence[Met]) -> CaseRecord:
@@ -508,11 +548,34 @@ def _met(record: CaseRecord, met: Sequence[Met]) -> CaseRecord:
     return msgspec.structs.replace(record, groups=groups, outcome="known", known=known)
 
 
-def draw(task: Task, settings: Settings, *, reached: Collection[str] = ()) -> Iterator[Case]:
+class Aims:
+    """Kernels to aim at, in turns, until a case reaches them. reached: the kernels of all cases."""
+
+    def __init__(self, aims: Iterable[tuple[str, int]]) -> None:
+        self._queue = deque(aims)
+        self.reached: set[str] = set()
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        """Yield the next kernel, and its number of earlier attempts."""
+        while self._queue:
+            kernel, number = self._queue.popleft()
+            if kernel in self.reached:
+                continue
+            if number + 1 < _MOST:
+                self._queue.append((kernel, number + 1))
+            yield kernel, number
+
+    @property
+    def left(self) -> tuple[tuple[str, int], ...]:
+        """The kernels that are left, as in `Task.aims`."""
+        return tuple(aim for aim in self._queue if aim[0] not in self.reached)
+
+
+def draw(task: Task, settings: Settings, *, aims: Aims | None = None) -> Iterator[Case]:
     """Yield the cases of a task, aimed ones first.
 
     A case depends only on the seed and its number, or on the kernel that it aims at and the number
-    of earlier attempts. Kernels that are `reached` by the time of a draw are left out.
+    of earlier attempts. Kernels that `aims` knows as reached by the time of a draw are left out.
 
     The strategies draw from the same grammar for Hypothesis. Here the bytes come from Python's
     generator instead. In Hypothesis 6.170, about a third of the programs of its generate phase
@@ -541,7 +604,7 @@ def draw(task: Task, settings: Settings, *, reached: Collection[str] = ()) -> It
         )
 
     count = 0
-    for kernel, number in islice(_turns(task.aims, reached), task.count):
+    for kernel, number in islice(Aims(task.aims) if aims is None else aims, task.count):
         own, able = _callers(kernel, ops)
         names = own if number % 4 < 3 else able
         yield drawn([op for op in ops if op.name in names], kernel, number)
@@ -549,14 +612,6 @@ def draw(task: Task, settings: Settings, *, reached: Collection[str] = ()) -> It
     focus = runnable(select(task.focus), backend) if task.focus else ()
     for number in range(task.first + count, task.cases):
         yield drawn(focus, number)
-
-
-def _turns(aims: Sequence[str], reached: Collection[str]) -> Iterator[tuple[str, int]]:
-    """Yield the next kernel to aim at, and its attempts: in turns, until all are reached."""
-    for number in range(_MOST):
-        for kernel in aims:
-            if kernel not in reached:
-                yield kernel, number
 
 
 MIXED = 10  # one case in so many has CPU tensors beside those of the device, where it may

@@ -97,6 +97,7 @@ def prepare(options: Options, *, command: str = "") -> Session:
         baseline=str(baseline.path) if baseline.entries else "",
         entries=tuple(_baseline_record(entry, today) for entry in held),
         fail_on=options.fail_on,
+        require_coverage=options.require_coverage,
         options=tuple(judging_options()),
         known=tuple(
             KnownRecord(entry.id, entry.what, entry.why, entry.link)
@@ -121,7 +122,6 @@ def prepare(options: Options, *, command: str = "") -> Session:
         relations=cast('Literal["none", "one", "all"]', options.relations),
         known=known,
         seconds=options.seconds,
-        floor=options.floor,
         timeout=options.timeout,
         memory=options.memory,
         isolate=options.isolate != "never",

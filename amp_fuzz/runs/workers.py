@@ -59,6 +59,7 @@ from amp_fuzz.records.schema import (
     unanswered,
 )
 from amp_fuzz.records.store import Store, StoreError, Writer
+from amp_fuzz.runs.corpus import FINDINGS
 from amp_fuzz.runs.coverage import Covered
 from amp_fuzz.runs.engine import (
     Crashed,
@@ -67,6 +68,7 @@ from amp_fuzz.runs.engine import (
     Finding,
     Finished,
     Happened,
+    Paused,
     Planned,
     Progress,
     Settings,
@@ -74,6 +76,7 @@ from amp_fuzz.runs.engine import (
     Task,
     TimeUp,
     baseline_tasks,
+    ending,
     explore,
     in_rounds,
     kept_tasks,
@@ -89,16 +92,18 @@ __all__ = ["Supervisor", "run", "unshared"]
 def run(settings: Settings, store: Store, run_id: str) -> Generator[Event]:
     """Run all tasks of a run over worker processes and yield events as they come.
 
-    The clock starts here. Closing the iterator (an interrupt) ends the workers; their records
-    stay.
+    The clock starts here. At the deadline nothing goes on: no case, no minimising, no second run of
+    a case that killed its worker. Earlier findings take at most half of the time. Closing the
+    iterator (an interrupt) ends the workers; their records stay.
     """
     settings = timed(settings)
     chosen = [backends()[name] for name in settings.backends]
     given = [*baseline_tasks(settings, chosen), *kept_tasks(settings, chosen)]
     drawn = plan_tasks(settings, chosen)
     if settings.seconds:
-        given = [replace(task, promised=task.cases if settings.floor else 0) for task in given]
-        drawn = in_rounds(drawn, settings.floor)
+        half = settings.deadline - settings.seconds / 2
+        given = [replace(t, until=half) if t.family == FINDINGS else t for t in given]
+        drawn = in_rounds(drawn)
     supervisor = Supervisor(settings, store, run_id)
     try:
         yield from supervisor.work([*given, *drawn])
@@ -129,7 +134,6 @@ _START = 300.0  # seconds that a worker has to start: it imports torch on a mach
 _STARTS = 3  # workers that may end without a running case, with no case judged in between
 _BY_CLOCK = 5  # the wall-clock limit as a multiple of the CPU limit: a case may be waiting
 _WATCH = 0.25  # seconds between two checks of a worker's usage
-_GRACE = 5.0  # seconds of overtime for a worker to end its case
 _DEATHS = 8  # deaths for one case before it is no longer minimised
 _FATAL = "Fatal Python error"  # the beginning of faulthandler's output
 _OUTPUT = 12  # last lines of output to keep from a dead process
@@ -176,11 +180,6 @@ class _Worker:
     held: int = 0
     given: float = 0.0
     looked: float = field(default_factory=time.monotonic)
-
-    def owes(self) -> bool:
-        """Return whether its task has promised cases left."""
-        task = self.task
-        return task is not None and self.shared[_NUMBER] - task.first < task.promised
 
     def recorded(self) -> bool:
         """Return whether its case is on record, although it died before it noted this."""
@@ -245,10 +244,7 @@ class Supervisor:
         self.spent: defaultdict[str, float] = defaultdict(float)  # seconds of workers, by backend
 
     def work(self, tasks: list[Task]) -> Iterator[Event]:
-        """Do tasks, and yield events as they come.
-
-        When the time of a task is up, its promised cases still run.
-        """
+        """Do tasks, and yield events as they come."""
         for name in dict.fromkeys(task.backend for task in tasks):
             yield Planned(name, sum(task.count for task in tasks if task.backend == name))
         self.queue, self.stopped, self.cut = list(reversed(tasks)), False, False
@@ -266,14 +262,17 @@ class Supervisor:
             yield TimeUp()
 
     def _spread(self) -> Iterator[Event]:
-        while self._wanted() or any(w.task for w in self.workers):
+        while True:
+            yield from self._drop()
+            if not self.queue and not any(w.task for w in self.workers):
+                return
             while len(self.workers) < min(self.settings.workers, len(self.queue)):
                 self.workers.append(self._start())
             for worker in list(self.workers):
-                if worker.task is None and self._wanted():
+                if worker.task is None and self.queue:
                     yield from self._give(worker, self._next())
             yield from self._listen()
-            self._stop()
+            yield from self._stop()
             if self.stopped:
                 return
 
@@ -283,7 +282,10 @@ class Supervisor:
         note = _Note(path, RawArray("q", 5))
         try:
             with composed():
-                while self._wanted():
+                while True:
+                    yield from self._drop()
+                    if not self.queue:
+                        return
                     task, began = self._next(), time.monotonic()
                     covered = Covered(self.store, task.backend)
                     about = self.settings, self.writer, note, self.groups, covered
@@ -294,20 +296,23 @@ class Supervisor:
             note.close()
             path.unlink(missing_ok=True)
 
-    def _wanted(self) -> bool:
-        """Return whether there is a task to do, and drop those whose time is up."""
-        while self.queue and self._late(self.queue[-1]) >= 0 and not self.queue[-1].promised:
-            self.queue.pop()
+    def _drop(self) -> Iterator[Event]:
+        """Drop the next tasks if their time is up."""
+        while self.queue and self._late(self.queue[-1]) >= 0:
             self.cut = True
-        return bool(self.queue)
+            yield from self._unconfirmed(self.queue.pop())
+
+    def _unconfirmed(self, task: Task | None) -> Iterator[Event]:
+        """Record a death whose case could not run again: an incident."""
+        if task is not None and task.confirms is not None:
+            yield self._happened(msgspec.structs.replace(task.confirms, unconfirmed=True))
 
     def _next(self) -> Task:
         """Take the next task: if the next shares the time, one of the backend that had the least.
 
         So a cheap backend judges many cases beside an expensive one, rather than as many.
         """
-        last = self.queue[-1]
-        if not last.shares or last.promised:
+        if not self.queue[-1].shares:
             return self.queue.pop()
         spent, now = self.spent.copy(), time.monotonic()
         for worker in self.workers:
@@ -320,17 +325,15 @@ class Supervisor:
     def _late(self, task: Task) -> float:
         return late(task, self.settings)
 
-    def _stop(self) -> None:
-        """Stop workers that are over their time and have no promised cases left.
+    def _stop(self) -> Iterator[Event]:
+        """End workers that are over their time.
 
         They end by themselves after a case, but a case may take long.
         """
-        busy = [w for w in self.workers if w.task is not None]
-        tasks = [w.task for w in busy if w.task is not None and not w.owes()]
-        if self._wanted() or len(tasks) < len(busy):
-            return
-        if any(self._late(task) > _GRACE for task in tasks):
-            self.stopped = self.cut = True
+        for worker in list(self.workers):
+            if worker.task is not None and self._late(worker.task) >= ending(self.settings):
+                self.cut = True
+                yield from self._end(worker)
 
     def _start(self, *, blocking: bool = False) -> _Worker:
         folder = self.store.run_path(self.run_id)
@@ -438,6 +441,12 @@ class Supervisor:
         if isinstance(event, Finding):
             if not self._keep(event.record):
                 return
+        elif isinstance(event, Paused):
+            # Behind the other tasks that aim, and before those that share the time.
+            ahead = (i for i, task in enumerate(self.queue) if not task.shares)
+            place = next(ahead, len(self.queue)) if event.task.aims else 0
+            self.queue.insert(place, event.task)
+            return
         elif isinstance(event, Finished):
             self.cut |= event.record.reason == "stopped"
             if event.groups is not self.groups:
@@ -492,7 +501,7 @@ class Supervisor:
             op = op_of(worker.entered) if same else ""
             yield self._crashed(task.confirms, op or task.suspect)
             return
-        alone = replace(task, first=number, cases=number + 1, promised=1)
+        alone = replace(task, first=number, cases=number + 1, part=0, shares=False)
         if task.aims:  # its draws depend on earlier cases
             drawn = case if suspected is None else suspected.case
             alone = replace(alone, first=0, cases=1, aims=(), given=(drawn,))
@@ -564,6 +573,7 @@ class Supervisor:
         yield from self._ended(worker)
         if (kept := self._unminimised(worker)) is not None:
             yield Finding(kept, new=not kept.known)
+        yield from self._unconfirmed(worker.task)
         worker.current.unlink(missing_ok=True)
 
     def _end_workers(self) -> Iterator[Event]:
@@ -609,13 +619,12 @@ def _after(task: Task, number: int, case: Case, reached: Collection[str]) -> Tas
 
     It no longer aims at kernels that the case may have reached, so no other worker dies of them.
     """
-    owed = max(task.promised - (number + 1 - task.first), 0)
-    left = replace(task, first=number + 1, promised=owed)
+    left = replace(task, first=number + 1)
     if not task.aims:
         return left
     ops = [CATALOGUE[s.op] for s in statements(case.program.body) if s.op in CATALOGUE]
     met = {name.removeprefix("aten::") for op in ops for name in op.overloads} | set(reached)
-    aims = tuple(kernel for kernel in task.aims if kernel not in met)
+    aims = tuple(aim for aim in task.aims if aim[0] not in met)
     return replace(left, aims=aims, seed=seed_of(task.seed, "after", number))
 
 
@@ -797,7 +806,7 @@ def _task(
             yield event
         else:
             yield event
-    took, planned = round(time.monotonic() - start, 3), task.count
+    took, planned = round(time.monotonic() - start, 3), task.due
     early = cases < planned and late(task, settings) >= 0
     reason: Literal["done", "stopped"] = "stopped" if early else "done"
     end = EndRecord(task.backend, task.family, cases, took, reason, planned)

@@ -67,7 +67,7 @@ def entries(folder: Path) -> list[dict[str, object]]:
 
 def test_an_accepted_finding_passes(amp_fuzz: Command, found: None, tmp_path: Path) -> None:
     accepted(amp_fuzz)
-    done = amp_fuzz(*RUN)
+    done = amp_fuzz(*RUN, "-v")
     assert (done.code, done.err) == (0, "")
     assert f"baseline {FILE}: 1 known finding" in done.out
     assert "baseline: 1 entry (1 there)" in done.out

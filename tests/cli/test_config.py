@@ -176,21 +176,6 @@ def test_a_file_may_choose_the_profile(tmp_path: Path, write: Callable[..., Path
     assert options(tmp_path).cases == PROFILES["ci"]["cases"]
 
 
-def test_a_floor_goes_with_the_seconds_that_it_was_given_with(
-    tmp_path: Path, write: Callable[..., Path]
-) -> None:
-    dev, ci = PROFILES["dev"]["floor"], PROFILES["ci"]["floor"]
-    assert options(tmp_path).floor == dev
-    assert options(tmp_path, {"profile": "ci"}).floor == ci
-    assert options(tmp_path, {"seconds": 20.0}).floor == 0
-    assert options(tmp_path, {"seconds": 20.0, "floor": 7}).floor == 7
-    assert options(tmp_path, AMP_FUZZ_SECONDS="20", AMP_FUZZ_PROFILE="ci").floor == 0
-    write("seconds = 20")
-    assert options(tmp_path).floor == 0
-    assert options(tmp_path, {"profile": "ci"}).floor == ci
-    assert resolve({}, environ={}, start=tmp_path).sources["floor"].endswith("amp-fuzz.toml")
-
-
 def test_none_and_an_empty_variable_count_as_not_given(tmp_path: Path) -> None:
     assert options(tmp_path, {"cases": None}, AMP_FUZZ_CASES="") == Options()
 

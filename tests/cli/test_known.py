@@ -26,7 +26,7 @@ def test_it_says_which_bugs_are_there_and_writes_a_file(amp_fuzz: Command, tmp_p
     assert (done.code, done.err) == (0, "")
     assert done.out == (
         f"2 known bugs, torch {torch.__version__}\n"
-        "  cache-ignores-dtype on eager-cpu: there\n"
+        "  cache-ignores-dtype on eager-cpu: there  (1 left)\n"
         "  cache-ignores-grad-mode: cannot tell: it has no case: the pinned torch is mended: "
         "tests/reference/test_autocast.py holds the imitation\n"
         "\n"

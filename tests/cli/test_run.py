@@ -47,13 +47,15 @@ def test_an_honest_backend(amp_fuzz: Command, tmp_path: Path) -> None:
     lines = done.out.splitlines()
     assert re.fullmatch(r"amp-fuzz \S+, torch \S+, seed 1, profile dev", lines[0])
     aimed = "at most 1 of them aimed at kernels"
-    limits = f"at most {DEV['seconds']:g} s, at least {DEV['floor']} cases a family"
+    limits = f"at most {DEV['seconds']:g} s"
     plan = rf"eager-cpu: 5 cases each, {aimed}, {limits}, 1 op, \d+ workers?"
     assert re.fullmatch(plan, lines[1])
     assert re.fullmatch(r"records in \.amp-fuzz/runs/\d{8}-\d{6}-\w{4}", lines[2])
     assert re.search(r"^\[[\d.]+ s\] eager-cpu \d/5, known 0, new 0$", done.out, re.MULTILINE)
     assert lines[-1] == ("again:  amp-fuzz run --seed=1 --backends=eager-cpu --ops=abs --cases=5")
-    assert lines[-2].startswith("report: amp-fuzz-report/report.html, report.md")
+    assert lines[-2].startswith("report: amp-fuzz-report/report.html (and for CI: report.md")
+    assert len(lines) <= 12
+    assert lines[5].startswith("Nothing diverged: 5 cases on 1 backend agreed")
     assert (tmp_path / "amp-fuzz-report" / "report.html").exists()
     assert (tmp_path / ".amp-fuzz" / ".gitignore").read_text().endswith("*\n")
 
@@ -102,7 +104,7 @@ def test_the_command_to_run_again_says_a_default_that_was_said(
     )
     assert first.out.splitlines()[-1] == (
         "again:  amp-fuzz run --seed=0 --backends=eager-cpu --ops=abs --cases=3 --aimed=20 "
-        "--relations=one --max-statements=12 --seconds=90 --floor=0 --minimize=60"
+        "--relations=one --max-statements=12 --seconds=90 --minimize=60"
     )
 
 
@@ -296,7 +298,10 @@ def test_ctrl_c_keeps_all_records_and_prints_the_summary(tmp_path: Path, start: 
     assert cases >= 1
     assert re.search(rf"^ *eager-cpu +{cases} ", done.out, re.MULTILINE)
     assert "an interrupt ended the run" in done.out
-    assert done.out.splitlines()[-1].startswith("again:  amp-fuzz run --seed=")
+    again, more = done.out.splitlines()[-2:]
+    assert again.startswith("again:  amp-fuzz run --seed=")
+    (run,) = Store(tmp_path / ".amp-fuzz").runs()
+    assert more == f"go on:  amp-fuzz run --resume={run}"
     assert whole_run(records(tmp_path)).reason == "interrupted"
     assert whole_run(records(tmp_path)).cases == cases
     assert (tmp_path / "amp-fuzz-report" / "report.html").exists()
@@ -442,7 +447,7 @@ def corpus(tmp_path: Path) -> None:
 def test_a_note_fails_a_run_only_if_it_was_told_to(
     amp_fuzz: Command, options: tuple[str, ...], code: int
 ) -> None:
-    done = amp_fuzz(*PLAIN, *options)
+    done = amp_fuzz(*PLAIN, *options, "-v")
     assert (done.code, done.err) == (code, "")
     told = any("portability" in word for word in options)
     assert (f"16 bits on cpu; float32 on {OTHERS}" in done.out) == told

@@ -39,12 +39,12 @@ def test_one_item_for_each_backend_and_family_beside_the_projects_tests(
     assert collect(project, *args) == [
         "tests/test_mine.py::test_one",
         "tests/test_mine.py::test_two",
+        "amp-fuzz::eager-cpu::coverage",
+        "amp-fuzz::fake-cuda::coverage",
         "amp-fuzz::eager-cpu::activation",
         "amp-fuzz::eager-cpu::matmul",
-        "amp-fuzz::eager-cpu::coverage",
         "amp-fuzz::fake-cuda::activation",
         "amp-fuzz::fake-cuda::matmul",
-        "amp-fuzz::fake-cuda::coverage",
     ]
 
 
@@ -78,7 +78,7 @@ def test_the_count_that_pytest_prints_is_right(project: pytest.Pytester) -> None
         (["amp-fuzz::eager-cpu::matmul"], ["amp-fuzz::eager-cpu::matmul"]),
         (
             ["amp-fuzz::eager-cpu"],
-            ["amp-fuzz::eager-cpu::matmul", "amp-fuzz::eager-cpu::coverage"],
+            ["amp-fuzz::eager-cpu::coverage", "amp-fuzz::eager-cpu::matmul"],
         ),
         (
             ["tests/test_mine.py::test_two", "amp-fuzz::eager-cpu::coverage"],
@@ -159,6 +159,6 @@ def test_a_backend_that_is_named_must_be_here(project: pytest.Pytester) -> None:
 def test_options_come_from_the_projects_configuration_too(project: pytest.Pytester) -> None:
     project.makepyprojecttoml('[tool.amp-fuzz]\nops = ["mm"]\nbackends = ["eager-cpu"]\n')
     assert collect(project, "-m", "amp_fuzz") == [
-        "amp-fuzz::eager-cpu::matmul",
         "amp-fuzz::eager-cpu::coverage",
+        "amp-fuzz::eager-cpu::matmul",
     ]

@@ -16,6 +16,7 @@ ELSEWHERE = {
     "workers": "xdist's -n",
     "fail-fast": "-x",
     "resume": "none: the same seed again",
+    "verbose": "-v",
 }
 
 HEAVY = {"torch", "pandas", "numpy", "hypothesis", "click", "rich", "amp_fuzz.config"}
@@ -24,10 +25,10 @@ HEAVY = {"torch", "pandas", "numpy", "hypothesis", "click", "rich", "amp_fuzz.co
 def test_the_options_are_those_of_the_command() -> None:
     hidden = {"shard", "until", "before", "ready"}  # a sweep gives them to its runs
     shown = (param for param in command.params if not getattr(param, "hidden", False))
-    taken = {param.opts[0].removeprefix("--") for param in shown}
-    assert {param.opts[0].removeprefix("--") for param in command.params} == taken | hidden
+    taken = {param.opts[-1].removeprefix("--") for param in shown}
+    assert {param.opts[-1].removeprefix("--") for param in command.params} == taken | hidden
     assert set(pytest_plugin.OPTIONS) == taken - set(ELSEWHERE) - {"help"}
-    assert set(ELSEWHERE) <= {*config.OPTIONS, "resume"}
+    assert set(ELSEWHERE) <= {*config.OPTIONS, "resume", "verbose"}
 
 
 @pytest.mark.parametrize("name", pytest_plugin.OPTIONS)

@@ -29,7 +29,7 @@ from amp_fuzz.records.schema import (
     RunRecord,
 )
 from amp_fuzz.records.store import Store, StoreError
-from amp_fuzz.reports import frames, html, markdown, terminal, text, write
+from amp_fuzz.reports import frames, html, machine, markdown, terminal, text, write
 from amp_fuzz.reports.printable import plural
 from amp_fuzz.reports.view import View, clean, clean_lines, rate, share, time_of, view
 from amp_fuzz.upstream.known import Known
@@ -114,6 +114,7 @@ def store_of(
     backends: tuple[BackendRecord, ...] | None = None,
     command: str = "",
     fail_on: tuple[str, ...] = (),
+    require_coverage: float = 0.0,
     options: tuple[str, ...] = (),
     known: tuple[KnownRecord, ...] = (),
     ended: bool = True,
@@ -137,6 +138,7 @@ def store_of(
             started="2026-01-02T03:04:05Z",
             command=command,
             fail_on=fail_on,
+            require_coverage=require_coverage,
             options=options,
             known=known,
         )
@@ -483,8 +485,13 @@ def test_a_terminal_shows_each_note_with_statement_and_advice(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     store_of(tmp_path, noted_run(), fail_on=("autocast-raises",))
-    shown = text.render(view(frames.load(Store(), "r1"), ()), width=100)
-    start, end = shown.index("notes: neither"), shown.index("Nothing diverged")
+    seen = view(frames.load(Store(), "r1"), ())
+    short = text.render(seen, width=100)
+    assert short.splitlines()[-1] == ("notes: portability 1 group (amp-fuzz report -v shows them)")
+    assert "linalg.svd (eager-cpu 1): RuntimeError" in short  # this kind fails the run
+    assert "cat (eager-cpu 1, fake-cuda 1)" not in short
+    shown = text.render(seen, width=100, verbose=True)
+    start, end = shown.index("notes: neither"), shown.index("amp-fuzz run r1")
     assert (
         shown[start:end].strip()
         == f"""\
@@ -540,6 +547,9 @@ def test_a_damaged_line_costs_itself_only_and_is_said(tmp_path: Path, junk: byte
     assert len(data.cases) == 3
     (line,) = data.damage
     assert line.startswith(f"{path}:2: ")
+    verdict = view_of(store).verdict
+    assert verdict.kind == "unended"
+    assert verdict.sentence.startswith("INCOMPLETE: 1 record cannot be read. Nothing new in the ")
     *_, note = view_of(store).notes
     assert note.startswith(f"left out: 1 record that could not be read; the first: {path}:2: ")
     assert " ".join(text.render(view_of(store)).split()).count(note) == 1
@@ -565,12 +575,13 @@ def test_a_run_of_no_cases_says_so_loudly(tmp_path: Path) -> None:
     shown = view_of(store_of(tmp_path, []))
     said = text.render(shown, width=80)
     assert said.count("NOTHING RAN") == 3  # each backend, and the verdict
-    assert said.splitlines()[-4:] == [
+    lines = said.splitlines()
+    assert lines[:3] == [
         "!" * 80,
         "NOTHING RAN: 0 cases, so this run says nothing about autocast.",
         "!" * 80,
-        "next: amp-fuzz doctor",
     ]
+    assert "next: amp-fuzz doctor" in lines
     assert markdown.render(shown).startswith("## \N{WARNING SIGN} amp_fuzz: NOTHING RAN")
     assert page_of(shown).count("NOTHING RAN") == 4  # and the page's title
 
@@ -605,18 +616,41 @@ def test_a_run_that_was_cut_short_says_so(tmp_path: Path) -> None:
 
 def test_a_run_whose_time_was_up_says_how_far_it_came(tmp_path: Path) -> None:
     ends = [EndRecord("eager-cpu", "x", 40, 1.0), EndRecord("", "", 8114, 180.2, "stopped", 12000)]
-    assert view_of(store_of(tmp_path, [ran(), *ends])).notes[1:] == (
-        "stopped after 3 min 0 s: 8,114 of 12,000 cases",
-    )
+    shown = view_of(store_of(tmp_path, [ran(), ran(backend="fake-cuda"), *ends]))
+    assert shown.stopped == "stopped after 3 min 0 s: 8,114 of 12,000 cases"
+    assert not shown.notes
+    assert shown.tone == "good"  # it is the usual end of a run
+    assert shown.stopped in text.render(shown)
+    for said in (markdown.render(shown), page_of(shown)):
+        assert "Stopped after 3 min 0 s: 8,114 of 12,000 cases." in said
+    assert machine.as_json(shown).count(shown.stopped) == 1
+    assert not list(machine.annotated(shown))
 
 
 def test_a_run_that_judged_all_and_was_cut_while_minimising_says_that_all_ran(
     tmp_path: Path,
 ) -> None:
     end = EndRecord("", "", 50, 19.1, "stopped", 50)
-    assert view_of(store_of(tmp_path, [ran(), end])).notes[1:] == (
-        "stopped after 19.1 s: all 50 cases ran, but a finding may be larger than necessary",
+    assert view_of(store_of(tmp_path, [ran(), end])).stopped == (
+        "stopped after 19.1 s: all 50 cases ran, but a finding may be larger than necessary"
     )
+
+
+@pytest.mark.parametrize(("least", "fails"), [(0, False), (66, False), (67, True), (100, True)])
+def test_a_run_fails_that_reached_less_of_the_kernels_than_it_has_to(
+    tmp_path: Path, least: float, fails: bool
+) -> None:
+    store = store_of(tmp_path, small_run(), require_coverage=least)
+    data = frames.load(store, "r1")
+    said = " FAILS: eager-cpu reached 2 of 3 autocast kernels (66.7 %); --require-coverage="
+    sentence = view(data, KNOWN).verdict.sentence
+    assert (f"{said}{least:g}." in sentence) == fails
+
+
+def test_too_few_kernels_fail_a_run_without_a_finding(tmp_path: Path) -> None:
+    shown = view_of(store_of(tmp_path, [ran(), END], require_coverage=95.0))
+    assert (shown.verdict.kind, shown.tone) == ("new", "bad")
+    assert shown.verdict.sentence.startswith("Nothing diverged: 1 case on 1 backend agreed")
 
 
 def test_cases_that_were_not_drawn_are_told_apart(tmp_path: Path) -> None:
@@ -635,9 +669,45 @@ def test_the_terminal_summary(shown: View) -> None:
     assert (
         text.render(shown, width=80)
         == """\
-amp-fuzz run r1: seed 7, profile dev, 2026-01-02T03:04:05Z, 1 min 15 s
-amp-fuzz 0.1.0, torch 2.13.0
-store .amp-fuzz
+2 new findings: of 9 cases on 2 backends, 3 diverged in an unknown way.
+next: amp-fuzz repro bcc5b4f7a8c23781 --format=issue -o issue.md
+
+  backend    cases  known  new  kernels reached
+  eager-cpu      6      1    2  2/3 (66.7 %)
+  fake-cuda      3      1    1  2/2 (100 %)
+
+new findings: 2, grouped by cause
+
+  1. crash on fake-cuda: 1 case
+     | plan: autocast(device, bfloat16)
+     | x0: bfloat16[2, 3] normal, x1: float16[2, 3] normal
+     | v0 = linalg.svd(x0, x1)
+     kind      crash
+     expected  an answer
+     observed  the worker died of SIGSEGV
+     amp-fuzz replay bcc5b4f7a8c23781
+     amp-fuzz repro bcc5b4f7a8c23781 > repro.py
+
+  2. dtype at cat on eager-cpu: 2 cases
+     | plan: autocast(device, bfloat16)
+     | x0: bfloat16[2, 3] normal, x1: float16[2, 3] normal
+     | v0 = cat(x0, x1)
+     kind      dtype at v0
+     op        cat (promote; bfloat16,float16)
+     expected  float32
+     observed  bfloat16
+     amp-fuzz replay f2b80431386feea6
+     amp-fuzz repro f2b80431386feea6 > repro.py
+"""
+    )
+
+
+def test_the_terminal_summary_with_all_its_tables(shown: View) -> None:
+    assert (
+        text.render(shown, width=80, verbose=True)
+        == """\
+2 new findings: of 9 cases on 2 backends, 3 diverged in an unknown way.
+next: amp-fuzz repro bcc5b4f7a8c23781 --format=issue -o issue.md
 
   backend    cases  agreed  raised  known  new  cases/s  kernels reached
   eager-cpu      6       2       1      1    2     0.50  2/3 (66.7 %)
@@ -690,10 +760,27 @@ new findings: 2, grouped by cause
      amp-fuzz replay f2b80431386feea6
      amp-fuzz repro f2b80431386feea6 > repro.py
 
-2 new findings: of 9 cases on 2 backends, 3 diverged in an unknown way.
-next: amp-fuzz repro bcc5b4f7a8c23781 --format=issue -o issue.md
+amp-fuzz run r1: seed 7, profile dev, 2026-01-02T03:04:05Z, 1 min 15 s
+amp-fuzz 0.1.0, torch 2.13.0
+store .amp-fuzz
 """
     )
+
+
+def test_a_clean_summary_on_six_backends_is_short_and_begins_with_its_verdict(
+    tmp_path: Path,
+) -> None:
+    names = tuple(f"fake-{i}" for i in range(6))
+    backends = tuple(BackendRecord(name, "cpu", "torch 2.13.0", (CAT, MM)) for name in names)
+    records = [ran(backend=name) for name in names]
+    end = EndRecord("", "", 6, 90.2, "stopped", 6000)
+    shown = view_of(store_of(tmp_path, [*records, end], backends=backends))
+    lines = text.render(shown, width=120).splitlines()
+    assert lines[:2] == [
+        "Nothing diverged: 6 cases on 6 backends agreed with the reference.",
+        "stopped after 1 min 30 s: 6 of 6,000 cases",
+    ]
+    assert len(lines) <= 10
 
 
 def test_no_line_is_wider_than_the_terminal_but_what_is_to_be_copied(tmp_path: Path) -> None:
@@ -728,9 +815,9 @@ def test_commands_carry_what_cases_are_judged_with_where_they_take_it(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     """To say it to `report`, which judges nothing, would be an error."""
-    clean = text.render(view_of(store_of(tmp_path / "clean", [ran(), END], options=options)))
+    clean = view_of(store_of(tmp_path / "clean", [ran(), END], options=options)).verdict.next
     words = "".join(f" {shlex.quote(option)}" for option in options)
-    assert re.search(r"^next: amp-fuzz report r1 --store=\S+$", clean, re.MULTILINE)
+    assert re.fullmatch(r"amp-fuzz report r1 --store=\S+", clean)
     said = text.render(view_of(store_of(tmp_path, small_run(), options=options)))
     for name in ("replay", "repro"):
         assert re.search(rf"amp-fuzz {name} \w+{words} --store=", said)
@@ -1176,7 +1263,7 @@ def test_write_makes_the_files(tmp_path: Path) -> None:
 def test_a_run_names_the_bugs_that_it_knew_of(tmp_path: Path) -> None:
     """Its report needs neither the list nor the package of that day."""
     kept = tuple(KnownRecord(k.id, k.what, k.why, k.link) for k in KNOWN)
-    said = terminal(store_of(tmp_path, small_run(), known=kept), "r1", width=80)
+    said = terminal(store_of(tmp_path, small_run(), known=kept), "r1", width=80, verbose=True)
     assert "an op of the promote policy raises" in said
 
 

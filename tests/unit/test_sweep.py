@@ -235,7 +235,7 @@ def test_a_case_that_died_counts_and_one_that_diverged_counts_once(tmp_path: Pat
 FAULTS = "24 SIGKILL SIGSEGV SIGABRT once"
 WORDS = (
     *("--backends=eager-cpu", "--seed=11", "--cases=40", "--before=0", "--ops=abs,mm", "--aimed=0"),
-    *("--workers=1", "--plugins=deadly", "--seconds=600", "--floor=0", "--minimize=0"),
+    *("--workers=1", "--plugins=deadly", "--seconds=600", "--minimize=0"),
 )
 
 
@@ -546,20 +546,18 @@ def test_a_shard_that_a_signal_ended_in_order_runs_again(job: Job) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "until", "left", "floor"),
-    [(0, None, 0, 9), (60, None, 60, 9), (0, 100, 100, 0), (60, 100, 60, 9), (600, 100, 100, 0),
-     (0, -5, 0.001, 0)],
-)  # fmt: skip
+    ("own", "until", "left"),
+    [(0, None, 0), (60, None, 60), (0, 100, 100), (60, 100, 60), (600, 100, 100), (0, -5, 0.001)],
+)
 def test_the_shorter_time_of_shard_and_sweep_holds(
-    own: float, until: float | None, left: float, floor: int
+    own: float, until: float | None, left: float
 ) -> None:
-    settings = Settings(("eager-cpu",), cases=9, seconds=own, floor=9)
+    settings = Settings(("eager-cpu",), cases=9, seconds=own)
     session = Session(RunRecord("r1", 3, "dev", (), {}, ""), settings, ())
     end = None if until is None else time.time() + until
     sharded = _sharded(session, "s1", end)
     assert sharded.record.id == "s1"
     assert sharded.settings.seconds == pytest.approx(left, abs=1)
-    assert sharded.settings.floor == floor
 
 
 def test_a_shard_begins_only_in_its_time(job: Job) -> None:

@@ -9,8 +9,10 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +21,17 @@ from amp_fuzz.backends import backends
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.cases.case import Case
-from amp_fuzz.records.schema import CaseRecord, DivergenceRecord, IncidentRecord, RunRecord
+from amp_fuzz.findings.groups import examine
+from amp_fuzz.records.schema import (
+    CaseRecord,
+    DivergenceRecord,
+    IncidentRecord,
+    RunRecord,
+    incident_line,
+)
 from amp_fuzz.records.store import Store
 from amp_fuzz.runs import engine, workers
+from amp_fuzz.runs.corpus import FINDINGS
 from amp_fuzz.runs.engine import (
     Crashed,
     Event,
@@ -31,6 +41,7 @@ from amp_fuzz.runs.engine import (
     Progress,
     Settings,
     Task,
+    TimeUp,
     draw,
     plan_tasks,
 )
@@ -60,7 +71,7 @@ class Widened(Fragile):
     """Gives every bfloat16 result as float64."""
 
     def run(self, cases: list[Case]) -> list[Observation]:  # type: ignore[override]
-        seen = EagerBackend.run(self, cases)
+        seen = super().run(cases)
         for observation in seen:
             for label, value in observation.values.items():
                 if value is not None and value.dtype is torch.bfloat16:
@@ -397,10 +408,11 @@ def test_a_worker_leaves_torch_as_it_was() -> None:
 
 
 def test_a_task_that_aims_goes_on_after_a_death_with_the_kernels_that_are_left() -> None:
-    task = Task("eager-cpu", "coverage", (), 12, 5, aims=("mm", "bmm", "linear"), promised=4)
+    aims = (("mm", 1), ("bmm", 0), ("linear", 0))
+    task = Task("eager-cpu", "coverage", (), 12, 5, aims=aims, part=4)
     died = helpers.case([x("x0", 3, 3)], call("mm", "x0", "x0"))
     left = _after(task, 2, died, {"linear"})
-    assert (left.first, left.count, left.aims, left.promised) == (3, 9, ("bmm",), 1)
+    assert (left.first, left.count, left.aims, left.part) == (3, 9, (("bmm", 0),), 4)
     assert left.seed != task.seed  # what was drawn before does not come again
 
 
@@ -559,15 +571,12 @@ def test_a_later_task_is_of_the_backend_that_had_the_least_time(
 ) -> None:
     tasks = plan_tasks(slow, [backends()[name] for name in slow.backends])
     supervisor = Supervisor(slow, store, "r1")
-    supervisor.queue = list(reversed(engine.in_rounds(tasks, 2)))
-    promised = [supervisor._next() for _ in tasks]
-    assert [task.backend for task in promised] == [task.backend for task in tasks]
-    assert all(task.promised for task in promised)
+    supervisor.queue = list(reversed(engine.in_rounds(tasks)))
     supervisor.spent.update({"slow-cpu": 9.0, "fragile-cpu": 1.0})
     later = [supervisor._next() for _ in range(3)]
     assert [(task.backend, task.family, task.first) for task in later] == [
         ("fragile-cpu", task.family, first)
-        for first in (2, 6)
+        for first in (0, 8)
         for task in tasks
         if task.backend == "fragile-cpu"
     ][:3]
@@ -598,3 +607,111 @@ def test_the_time_of_each_backend_is_kept(
     assert supervisor.spent["slow-cpu"] >= 6 * 0.5
     # Of what else each takes, the difference is some tenths of a second on a busy machine.
     assert supervisor.spent["slow-cpu"] - supervisor.spent["fragile-cpu"] > 1
+
+
+# -- the deadline ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A clock that all processes of a run share, and that a case may set."""
+
+    now: Any = field(default_factory=lambda: RawValue("d", 1000.0))
+
+    def __call__(self) -> float:
+        return float(self.now.value)
+
+
+def late(clock: Clock, settings: Settings = SETTINGS) -> Settings:
+    """Return the settings of a run that ends at 1100."""
+    return replace(settings, seconds=100.0, clock=clock)
+
+
+@pytest.mark.parametrize("aimed", [0, 20])
+def test_a_case_that_runs_at_the_deadline_is_ended(
+    fragile: Installer, store: Store, aimed: int
+) -> None:
+    clock = Clock()
+
+    def what(case: Case) -> None:
+        clock.now.value += 400
+        time.sleep(10_000)
+
+    fragile(what)
+    events = list(run(late(clock, replace(SETTINGS, aimed=aimed)), store, "r1"))
+    assert events[-1] == TimeUp()
+    assert not any(isinstance(event, Progress) for event in events)
+
+
+def test_a_death_before_the_deadline_is_no_case_after_it(fragile: Installer, store: Store) -> None:
+    clock = Clock()
+
+    def what(case: Case) -> None:
+        clock.now.value = 1099.0
+        kill(signal.SIGKILL)
+
+    fragile(what)
+    events = list(run(late(clock), store, "r1"))
+    (event,) = [event for event in events if isinstance(event, Happened)]
+    assert event.record.unconfirmed
+    assert incident_line(event.record).endswith(
+        "the time was up before it could run again, so it was not judged"
+    )
+    assert not any(isinstance(event, Crashed) for event in events)
+
+
+def test_a_finding_that_is_minimised_at_the_deadline_is_kept_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, store: Store
+) -> None:
+    clock, found = Clock(), RawValue("i", 0)
+
+    def what(case: Case) -> None:
+        if found.value:  # the case diverged, and is examined
+            clock.now.value = 2000.0
+            time.sleep(10_000)
+
+    def noting(*args: Any, **about: Any) -> Iterator[Any]:
+        steps = examine(*args, **about)
+        yield next(steps)
+        found.value = 1
+        yield from steps
+
+    monkeypatch.setattr(engine, "examine", noting)
+    monkeypatch.setitem(backends(), "fragile-cpu", Widened("cpu", what))
+    events = list(run(late(clock, replace(SETTINGS, cases=400)), store, "r1"))
+    (finding,) = [event for event in events if isinstance(event, Finding)]
+    assert finding.new
+    assert finding.record.minimised is None
+    assert events[-1] == TimeUp()
+    assert store.findings() == [finding.record.id]
+
+
+def test_earlier_findings_take_at_most_half_of_the_time(fragile: Installer, store: Store) -> None:
+    clock = Clock()
+
+    def what(case: Case) -> None:
+        clock.now.value += 9  # seconds of a case
+
+    fragile(what)
+    kept = tuple(("fragile-cpu", FINDINGS, case) for case in drawn())
+    settings = late(clock, replace(SETTINGS, kept=kept, relations="none"))
+    events = list(run(settings, store, "r1"))
+    families = Counter(event.family for event in events if isinstance(event, Progress))
+    assert 0 < families[FINDINGS] <= 6
+    assert families.total() - families[FINDINGS] >= 4
+    assert clock() <= 1100 + 9
+
+
+@pytest.mark.parametrize("isolate", [True, False])
+def test_each_backend_aims_at_its_kernels_in_turn_before_anything_else_is_drawn(
+    fragile: Installer, monkeypatch: pytest.MonkeyPatch, store: Store, isolate: bool
+) -> None:
+    fragile(lambda case: None)
+    monkeypatch.setitem(backends(), "slow-cpu", Slow("cpu"))
+    names = ("slow-cpu", "fragile-cpu")
+    settings = Settings(names, cases=100, aimed=20, seed=3, seconds=900.0, isolate=isolate)
+    events = [e for e in run(settings, store, "r1") if isinstance(e, Progress)]
+    aimed = [e.backend for e in events[:40]]
+    assert [e.family for e in events[:40]] == ["coverage"] * 40
+    assert aimed == [name for size in (8, 8, 4) for name in names for _ in range(size)]
+    assert "coverage" not in [e.family for e in events[40:]]

@@ -215,7 +215,7 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_what_layer_norm_refuses_is_what_its_kernelrefuses(dtype: torch.dtype) -> None:
+def test_layer_norm_refuses_what_its_kernel_refuses(dtype: torch.dtype) -> None:
     for weight, bias in itertools.product((*FLOATS, None), repeat=2):
         parameters = [p if p is None else torch.ones(2, dtype=p) for p in (weight, bias)]
         given = torch.ones(3, 2, dtype=dtype)

@@ -57,8 +57,8 @@ class _Group(click.Group):
     context_settings=_HELP,
     invoke_without_command=True,
     epilog="Exit codes: 0 nothing new, 1 a new divergence, 2 usage or configuration, 3 internal "
-    "error, 4 a required backend is missing, 5 nothing ran, 6 a run did not end (report, sweep), "
-    "130 interrupted.",
+    "error, 4 a required backend is missing, 5 nothing ran, 6 a run did not end (report, sweep) or "
+    "has records that cannot be read (report), 130 interrupted.",
 )
 @click.version_option(version(), message="amp-fuzz %(version)s")
 @click.pass_context

@@ -16,12 +16,14 @@ from amp_fuzz.config import did_you_mean
 from amp_fuzz.interfaces.cli.common import (
     Exit,
     Stopped,
+    duration,
     options,
     resolve_options,
     say,
     version,
     waiting,
 )
+from amp_fuzz.interfaces.cli.progress import Board
 from amp_fuzz.records.outputs import write_whole
 from amp_fuzz.reports.printable import plural
 
@@ -65,12 +67,16 @@ def check(patterns: tuple[str, ...], backends: str | None, output: str | None, *
         from amp_fuzz.upstream import BUGS
 
     bugs = _on(_named(BUGS, patterns), backends)
+    board = Board()
+    row = board.row("bugs")
+    row.total = len(bugs)
     say(f"{plural(len(bugs), 'known bug')}, torch {torch.__version__}")
     found: dict[str, Presence] = {}
     news: list[str] = []
     for bug, seen in presence(bugs, timeout=chosen.timeout, memory=chosen.memory):
         found[bug.id] = seen
-        say(_line(bug, seen))
+        board.add("bugs", 1)
+        say(f"{_line(bug, seen)}{_left(board)}")
         news += _news(bug, seen)
     counts = Counter(seen.state for seen in found.values())
     say("\n".join(["", *news]))
@@ -118,6 +124,15 @@ def _line(bug: Bug, seen: Presence) -> str:
     on = f" on {seen.backend}" if seen.backend else ""
     more = f": {seen.detail}" if seen.detail else ""
     return f"  {bug.id}{on}: {seen.state}{more}"
+
+
+def _left(board: Board) -> str:
+    """Return how many bugs are left, and how long they take at the rate so far."""
+    row = board.row("bugs")
+    if not row.left:
+        return ""
+    seconds = board.left([row])
+    return f"  ({row.left} left{'' if seconds is None else f', about {duration(seconds)}'})"
 
 
 def _news(bug: Bug, seen: Presence) -> list[str]:

@@ -154,14 +154,16 @@ def _known(chosen: Options) -> None:
 
 @click.command(short_help="Show a run again: its summary and its report.")
 @click.argument("run", default="latest", metavar="[RUN]")
+@click.option("-v", "--verbose", is_flag=True, help="With kernels, known findings and notes.")
 @options("report", "known", "store")
-def report(run: str, **given: Any) -> int:
+def report(run: str, verbose: bool, **given: Any) -> int:
     """Print the summary of a run, by default the last one, and write its report.
 
     RUN is an id, latest, latest~1, latest:main (of a branch), or the path or URL of a run's folder
     or of a store.
 
-    Exits with 0 whatever the run found, and with 6 if it was killed before its end.
+    Exits with 0 whatever the run found, and with 6 if it was killed before its end or some of its
+    records cannot be read.
     """
     chosen = resolve_options(given).options
     store = store_at(chosen.store)
@@ -172,6 +174,8 @@ def report(run: str, **given: Any) -> int:
     from amp_fuzz.runs.setup import known_of
 
     seen = reports.read(store, identity, known=known_of(chosen))
-    say(seen.terminal(width=console().width))
+    say(seen.terminal(width=console().width, verbose=verbose).rstrip("\n"))
+    if not verbose:
+        say(f"amp-fuzz run {identity}: seed {seen.view.seed}, profile {seen.view.profile}")
     say(reports.written(seen.write(chosen.report)))
-    return Exit.UNENDED if seen.data.state == "killed" else Exit.OK
+    return Exit.UNENDED if seen.data.state == "killed" or seen.data.damage else Exit.OK

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Board", "Row", "shown"]
 
-PLAIN_EVERY = 10.0
+PLAIN_EVERY = 60.0
 SETTLED = 3.0  # seconds of cases before a rate is worth showing
 
 
@@ -40,12 +40,11 @@ class Row:
 class Board:
     """The progress of a run, by backend. Times are of `clock`, in seconds.
 
-    limit: seconds after which the run stops; 0 means never. past: what still goes on then. unit:
-    what is counted. Rates start at the first case, because workers start before it.
+    limit: seconds after which the run stops; 0 means never. unit: what is counted. Rates start at
+    the first case, because workers start before it.
     """
 
     limit: float = 0.0
-    past: str = "only what the minimum asks"
     unit: str = "cases"
     rows: dict[str, Row] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
@@ -83,22 +82,17 @@ class Board:
             return None
         return sum(row.done - self.before.get(row.name, 0) for row in rows) / spent
 
-    @property
-    def over(self) -> bool:
-        """Whether the limit is past: workers go on to their minimum of cases, and no further."""
-        return 0 < self.limit < self.clock() - self.started
-
     def left(self, rows: Iterable[Row]) -> float | None:
         """Return the seconds to the end at the rate so far, or None if unknown.
 
-        The slowest backend decides. Past the limit, only the minimum of cases is left.
+        The slowest backend decides.
         """
         rates = [(row, self.rate([row])) for row in rows if row.left]
         spent = self.clock() - self.started
-        if self.over or not all(rate for _, rate in rates):
+        if not all(rate for _, rate in rates):
             return None
         left = max((row.left / rate for row, rate in rates if rate), default=0.0)
-        return min(left, self.limit - spent) if self.limit else left
+        return max(min(left, self.limit - spent), 0.0) if self.limit else left
 
     def line(self) -> str:
         """Return one line for logs."""
@@ -107,7 +101,6 @@ class Board:
         parts = [f"{row.name} {row.done}/{row.total}" for row in rows]
         parts += [f"{speed(rate)} {self.unit}/s"] if rate else []
         parts += [] if left is None else [f"{duration(left)} left"]
-        parts += [f"past {duration(self.limit)}: {self.past}"] if self.over else []
         parts += [f"known {sum(r.known for r in rows)}", f"new {sum(r.new for r in rows)}"]
         return f"[{duration(self.clock() - self.started)}] {', '.join(parts)}"
 

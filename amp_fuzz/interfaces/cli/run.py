@@ -58,7 +58,6 @@ _AGAIN = (
     "relations",
     "max-statements",
     "seconds",
-    "floor",
     "known",
     "plugins",
     "device",
@@ -68,6 +67,7 @@ _AGAIN = (
     "isolate",
     "notes",
     "fail-on",
+    "require-coverage",
 )
 # The options that only affect time. --resume may change them.
 _LIMITS = ("workers", "timeout", "memory", "minimize", "fail-fast")
@@ -83,7 +83,6 @@ _LIMITS = ("workers", "timeout", "memory", "minimize", "fail-fast")
     "profile",
     "workers",
     "seconds",
-    "floor",
     "relations",
     "max-statements",
     "known",
@@ -96,6 +95,7 @@ _LIMITS = ("workers", "timeout", "memory", "minimize", "fail-fast")
     "notes",
     "fail-on",
     "require",
+    "require-coverage",
     "timeout",
     "memory",
     "isolate",
@@ -103,6 +103,7 @@ _LIMITS = ("workers", "timeout", "memory", "minimize", "fail-fast")
     "store",
     "report",
 )
+@click.option("-v", "--verbose", is_flag=True, help="Show kernels, known findings and notes too.")
 @click.option("--resume", metavar="RUN", help="Continue a run that did not end: its id, or latest.")
 @click.option("--shard", metavar="RUN", hidden=True, help="Be this run of a sweep, or continue it.")
 @click.option("--until", type=float, hidden=True, help="When the sweep ends, since the epoch.")
@@ -115,6 +116,7 @@ _LIMITS = ("workers", "timeout", "memory", "minimize", "fail-fast")
 )
 @click.option("--ready", is_flag=True, hidden=True, help="Only say whether the run can start.")
 def run(
+    verbose: bool,
     resume: str | None,
     shard: str | None,
     until: float | None,
@@ -166,7 +168,7 @@ def run(
             _listen(session, store, tally, interrupts)
             _end(store, session, tally, interrupts)
         folder = None if shard is not None else chosen.report
-        code = _conclude(store, session, tally, folder, interrupts)
+        code = _conclude(store, session, tally, folder, interrupts, verbose=verbose)
         if kept:
             _say_fixed(store, session, kept)
     return interrupts.code or code
@@ -174,6 +176,11 @@ def run(
 
 def _root(given: dict[str, Any]) -> Path:
     return folder_of(resolve_options({"store": given["store"]}).options.store, "amp-fuzz run")
+
+
+def _resuming(run_id: str, store: Store) -> str:
+    """Return the command that continues a run."""
+    return command_line("run", f"--resume={run_id}", store=store.place)
 
 
 def _sharded(session: Session, shard: str | None, until: float | None) -> Session:
@@ -184,7 +191,7 @@ def _sharded(session: Session, shard: str | None, until: float | None) -> Sessio
     if until is not None:
         left = max(until - time.time(), 0.001)
         if not 0 < settings.seconds < left:
-            settings = dataclasses.replace(settings, seconds=left, floor=0)
+            settings = dataclasses.replace(settings, seconds=left)
     return dataclasses.replace(session, record=record, settings=settings)
 
 
@@ -211,7 +218,7 @@ def _resumed(run_id: str, given: dict[str, Any]) -> tuple[RunRecord, dict[str, A
     if fixed:
         raise Stopped(f"--resume keeps the options of the run: leave out {', '.join(fixed)}")
     then = run.make_context("run", [*words[2:], f"--profile={record.profile}"]).params
-    for name in ("resume", "shard", "until", "older", "ready"):
+    for name in ("verbose", "resume", "shard", "until", "older", "ready"):
         then.pop(name)
     if store is not own:  # RUN is a path
         now["store"] = store.root
@@ -489,20 +496,28 @@ def _recorded(store: Store, run_id: str) -> int:
 
 
 def _conclude(
-    store: Store, session: Session, tally: _Tally, folder: Path | None, interrupts: Interrupts
+    store: Store,
+    session: Session,
+    tally: _Tally,
+    folder: Path | None,
+    interrupts: Interrupts,
+    *,
+    verbose: bool = False,
 ) -> int:
     """Print the summary, write the report if it has a folder, and return the exit code."""
     from amp_fuzz import reports
 
     say()
     seen = reports.read(store, session.record.id, known=session.settings.known)
-    say(seen.terminal(width=console().width))
+    say(seen.terminal(width=console().width, verbose=verbose).rstrip("\n"))
     try:
         if folder is not None:
             say(reports.written(seen.write(folder)))
     except StoreError as error:
         tally.failure = tally.failure or str(error)
     say(f"again:  {session.record.command}")
+    if interrupts.received:
+        say(f"go on:  {_resuming(session.record.id, store)}")
     if tally.internal:
         raise Internal(tally.failure)
     if tally.failure:

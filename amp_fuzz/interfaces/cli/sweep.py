@@ -275,7 +275,7 @@ class _Tally:
     def __post_init__(self) -> None:
         from amp_fuzz.runs.sweep.following import Follower
 
-        self.board.limit, self.board.past = self.plan.seconds, "only the cases that run"
+        self.board.limit = self.plan.seconds
         for shard in self.plan.shards:
             self.followers[shard.number] = Follower(self.log.store, self.log.run_id(shard))
             self.board.row(shard.row).total += shard.cases

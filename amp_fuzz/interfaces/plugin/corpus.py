@@ -68,10 +68,12 @@ class CaseItem(pytest.Item):
         state = backend.availability()
         if state.status != "ready":
             pytest.skip(f"{backend.name} is {state.status}: {state.detail}")
-        task = Task(backend.name, self.job.group, (), 1, 0, (kept.case,), again=True, promised=1)
+        task = Task(backend.name, self.job.group, (), 1, 0, (kept.case,), again=True)
         outcome = Outcome()
         for event in self.run.work([task]):
             outcome.add(event)
+        if outcome.cut and not outcome.cases:
+            pytest.skip(self.run.over)
         for finding in outcome.new:
             lines = show_finding(finding, self.run.store, self.run.store_option)
             head = f"{kept.name} diverges on {backend.name}: {finding.kind}"

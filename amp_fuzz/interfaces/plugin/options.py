@@ -23,8 +23,10 @@ OPTIONS = {
         "NAME",
         "A set of options: dev, ci, nightly, or one from the configuration file.",
     ),
-    "seconds": ("S", "Stop after S seconds of drawing, judging and minimising; 0 means never."),
-    "floor": ("N", "Judge at least N cases of each backend and family, even after the time is up."),
+    "seconds": (
+        "S",
+        "End all cases and all minimising after S seconds, then report; 0 means never.",
+    ),
     "relations": ("none|one|all", "Metamorphic relations to check on each case."),
     "store": ("FOLDER", "Where records and findings are kept."),
     "report": ("FOLDER", "Where the report goes; it replaces the last one."),
@@ -63,6 +65,10 @@ OPTIONS = {
         "Further kinds that fail a run: precision, autocast-raises, portability, incident.",
     ),
     "require": ("NAME,...", "Backends that must be ready; otherwise exit with code 4."),
+    "require-coverage": (
+        "PERCENT",
+        "Fail if a backend reached less of its device's autocast kernels; 0: never.",
+    ),
 }
 
 

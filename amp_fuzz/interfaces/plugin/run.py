@@ -68,6 +68,11 @@ class Run:
             self.settings = timed(self.settings)
 
     @property
+    def over(self) -> str:
+        """Why a case did not run."""
+        return f"no case ran: the {self.settings.seconds:g} s of amp-fuzz had passed before"
+
+    @property
     def apart(self) -> str:
         """Why the worker is a new process, without changes made to torch here, or ""."""
         return self._supervisor.apart if self._supervisor is not None else ""

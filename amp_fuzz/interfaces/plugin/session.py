@@ -202,7 +202,7 @@ class FuzzSession:
 
     workers: the reports of xdist's workers at their end. kept: the store's findings, which are
     judged first. unused: why others are not. against: the run to compare with. trouble: why the
-    report or a record could not be written.
+    report or a record could not be written. verbose: whether the summary has all its tables.
     """
 
     run: Run
@@ -216,6 +216,7 @@ class FuzzSession:
     reports: tuple[Path, ...] = ()
     seen: Report | None = None
     trouble: list[str] = field(default_factory=list)
+    verbose: bool = False
     began: float = field(default_factory=time.time)
 
     def pytest_report_header(self) -> list[str]:
@@ -333,6 +334,7 @@ class FuzzSession:
         if terminalreporter.config.option.collectonly:
             return
         terminalreporter.section("amp-fuzz")
+        self.verbose = terminalreporter.config.get_verbosity() > 0
         for line in self.summary():
             terminalreporter.write_line(line)
 
@@ -343,7 +345,7 @@ class FuzzSession:
             with self._kept_going():
                 run, known = self.run.record.id, self.run.settings.known
                 seen = self.seen or read(self.run.store, run, known=known)
-                lines += seen.terminal().splitlines()
+                lines += seen.terminal(verbose=self.verbose).splitlines()
                 lines += [f"fixed: {text}" for text in fixed_lines(self.run.store, run, self.kept)]
                 if self.against is not None:
                     before = read(*self.against)

@@ -19,6 +19,20 @@ for (const button of all(".commands button")) {
   });
 }
 
+// A link into the folded part opens it.
+const more = $("#more");
+function unfold() {
+  const place = document.getElementById(location.hash.slice(1));
+  if (place && more.contains(place)) {
+    more.open = true;
+    place.scrollIntoView();
+  }
+}
+if (more) {
+  addEventListener("hashchange", unfold);
+  unfold();
+}
+
 const ops = $("#op-table");
 if (ops) {
   const detail = JSON.parse($("#detail").textContent);
