@@ -77,6 +77,7 @@ class Rounding:
         if _over(found):
             confirmed = self._band(label, CONFIRM)
             if confirmed is None or not confirmed.known:
+                self.unjudged.add(label)
                 return None
             if sure is not None:
                 sure = self._sure(label, confirmed, CONFIRM)
@@ -161,6 +162,7 @@ class Rounding:
             return None
         confirmed = self._band(label, CONFIRM)
         if confirmed is None or not confirmed.known:
+            self.unjudged.add(label)
             return None
         sure = self._sure(label, confirmed, CONFIRM)
         if not bool(_wrong(confirmed, want, got, sure).any()):

@@ -243,8 +243,10 @@ class Trial:
                 self.unjudged.add(label)
                 return None
             found = self._judgement(self.unjudged)(label, want, got)
-            # Where one order of a sum leaves the range, another need not.
-            return None if found is not None and found.kind == "range" else found
+            if found is not None and found.kind == "range":
+                self.unjudged.add(label)  # where one order of a sum leaves it, another need not
+                return None
+            return found
 
         return judge
 

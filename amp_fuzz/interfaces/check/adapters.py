@@ -152,7 +152,7 @@ class Checked:
             runtime,
             plan,
             self.names,
-            numbers=self.exact and self.values,
+            numbers=self.values,
             redirect=runtime.autocast is not torch.autocast,
         )
         if self.values:
@@ -181,6 +181,8 @@ class Checked:
         inside = [[k for k in seen.values if k[0] == "i"] for seen in self.seen.values()]
         rows = takewhile(lambda row: len({*row}) == 1, zip(*inside, strict=False))
         shared = {row[0] for row in rows}
+        self.names.dropped.update(*inside)
+        self.names.dropped -= shared
         for seen in self.seen.values():
             seen.values = {k: v for k, v in seen.values.items() if k[0] != "i" or k in shared}
 
@@ -242,6 +244,8 @@ class CheckedReference(ReferenceRuntime):
 
         def note(label: str, tensor: torch.Tensor) -> None:
             if label in wanted:
+                if label in self.checked.names.numbers:
+                    mode.forget(tensor)
                 bands[label] = mode.band(tensor)
 
         base = self._runtime()

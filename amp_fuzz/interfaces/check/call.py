@@ -38,13 +38,16 @@ class Names:
     Labels are as in a case: ``v3`` is an output, ``w2.grad`` the gradient of an input or of a
     tensor that the callable holds, ``b2`` such a tensor after the call; ``i4`` is an inner result.
     A name has the same label in every call, so values are compared by name. lost: the state that a
-    call may have changed and that cannot be restored, each with the reason.
+    call may have changed and that cannot be restored, each with the reason. numbers: the labels of
+    Python numbers, which no shadow follows. dropped: those of inner results that only one side has.
     """
 
     of: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     lost: dict[str, None] = field(default_factory=dict)
+    numbers: set[str] = field(default_factory=set)
+    dropped: set[str] = field(default_factory=set)
 
     def label(self, letter: str, name: str, ending: str = "") -> str:
         """Return the label of a name, creating one if needed. ending: of the label."""
@@ -68,12 +71,18 @@ class Names:
 
 def outputs_of(result: Any, *, numbers: bool) -> list[tuple[str, torch.Tensor]]:
     """Return the tensors that a call returned, by name; Python numbers too, if asked."""
+    return [(name, tensor) for name, tensor, _ in _outputs(result, numbers=numbers)]
+
+
+def _outputs(result: Any, *, numbers: bool) -> list[tuple[str, torch.Tensor, bool]]:
+    """Return the tensors that a call returned, each with its name and whether it was a number."""
     found = []
     for path, leaf in leaves_of(result):
-        if numbers and isinstance(leaf, (bool, int, float)):
+        number = isinstance(leaf, (bool, int, float))
+        if numbers and number:
             leaf = torch.tensor(leaf, dtype=torch.float64 if isinstance(leaf, float) else None)
         if isinstance(leaf, torch.Tensor):
-            found.append((f"output{path}", leaf))
+            found.append((f"output{path}", leaf, number))
     return found
 
 
@@ -168,14 +177,17 @@ def _drive(
 
     with entered(runtime, plan):
         result = (subject.function if invoke is None else invoke)(*args, **kwargs)
-    outputs = outputs_of(result, numbers=numbers)
-    for name, tensor in outputs:
-        observe(names.label("v", name), tensor)
+    outputs = []
+    for name, tensor, number in _outputs(result, numbers=numbers):
+        label = names.label("v", name)
+        names.numbers |= {label} if number else set()
+        observe(label, tensor)
+        outputs.append(tensor)
     tensors = {**given, **subject.state()}
     if runtime.fake:  # tensors that are not on the device are not compared there
         tensors = {n: t for n, t in tensors.items() if isinstance(t, FakeTensor)}
     if plan.backward != "none":
-        starts = prelude.trains([t for _, t in outputs])  # type: ignore[no-untyped-call]
+        starts = prelude.trains(outputs)  # type: ignore[no-untyped-call]
         if starts:
             cotangents = [prelude.cotangent(t) for t in starts]  # type: ignore[no-untyped-call]
             torch.autograd.backward(starts, cotangents, retain_graph=bool(subject.computed))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple, dataclass
+
 import torch
 
 from amp_fuzz.backends.harness import Raised
@@ -20,12 +22,15 @@ __all__ = [
     "DIED",
     "DIES",
     "LEAVE",
+    "NONE",
     "ONCE",
     "REPEAT",
     "RETURN",
+    "SHARE",
     "SOUGHT",
     "TOO",
     "WAITS",
+    "Share",
     "agreement",
     "first_line",
     "left",
@@ -33,7 +38,7 @@ __all__ = [
     "nothing",
     "raised",
     "raises",
-    "void",
+    "share_of",
     "without_values",
     "written",
 ]
@@ -47,6 +52,39 @@ def left(found: Judged) -> str:
     return "; ".join(plain) or "it enters a context of torch.autocast and does not leave it"
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How many of a call's values were judged.
+
+    of: all values, gradients, tensors written and inner results of both sides. lost: those that
+    differ in a bit where no shadow could follow. void: those that are empty, NaN or infinite
+    throughout. apart: inner results that one side alone computed, which are no part of `of`.
+    """
+
+    judged: int = 0
+    of: int = 0
+    lost: int = 0
+    void: int = 0
+    apart: int = 0
+
+    @property
+    def enough(self) -> bool:
+        """Whether at least half were judged: otherwise most of the callable is unknown."""
+        return 2 * self.judged >= self.of
+
+    def __add__(self, other: Share) -> Share:
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Share(*(a + b for a, b in pairs))
+
+    def __str__(self) -> str:
+        return f"{self.judged} of {plural(self.of, 'value')} judged"
+
+
+NONE = Share()
+SHARE = (
+    "Return fewer values that depend on what cannot be followed, or check on eager-cpu, which "
+    "compares every bit."
+)
 LEAVE = "Leave each context that the callable enters, and reset each switch that it sets."
 DIED = "isolate=False calls it in this process, for a debugger."
 BESIDE = "when called for notes, without autocast or with the policies of other devices"
@@ -131,39 +169,55 @@ def _changed(before: torch.Tensor, after: torch.Tensor) -> bool:
     return after.device == before.device and not same(before.to_dense(), after)
 
 
-def void(value: torch.Tensor | None) -> bool:
+def _void(value: torch.Tensor | None) -> bool:
     """Return whether a tensor has no element worth comparing: empty, or all NaN or infinite."""
     if value is None or not value.numel():
         return True
     return (value.is_floating_point() or value.is_complex()) and not bool(value.isfinite().any())
 
 
-def nothing(found: Judged, void: int) -> str:
-    """Return why nothing was compared. void: how many values are not worth comparing."""
-    if found.verdict.unjudged:
-        return f"no shadow could follow any of {found.verdict.unjudged} values that differ"
-    if void:
+def share_of(checked: Checked, found: Judged) -> Share:
+    """Return how many of a call's values were judged."""
+    values = {label: v for label, v in found.expected.values.items() if v is not None}
+    told = [v for label, v in values.items() if label[0] in "vw"]
+    void = sum(map(_void, told)) if checked.values else 0
+    inside = sum(label[0] == "i" for label in values)
+    apart, lost = len(checked.names.dropped), found.verdict.unjudged
+    compared = len(told) + written(checked, found)
+    judged = compared - lost - void
+    judged = judged + inside if judged > 0 else 0  # inner results alone are no result
+    return Share(judged, compared + inside, lost, void, apart)
+
+
+def nothing(found: Judged, share: Share) -> str:
+    """Return why nothing was compared."""
+    if share.lost:
+        return f"no shadow could follow any of {share.lost} values that differ"
+    if share.void:
         return (
             "all that it returned, and every gradient, is empty, NaN or infinite: give other inputs"
         )
     return "it returned no tensor: return the tensors to compare, in tuples, dicts or dataclasses"
 
 
-def agreement(checked: Checked, found: Judged, values: int, gradients: int, written: int) -> str:
+def agreement(checked: Checked, found: Judged, share: Share, values: int, gradients: int) -> str:
     """Return how much agreed, and how it was compared."""
     words = [plural(values, "value")]
     words += [plural(gradients, "gradient")] if gradients else []
-    words += [plural(written, "tensor") + " written"] if written else []
+    count = written(checked, found)
+    words += [plural(count, "tensor") + " written"] if count else []
     inside = sum(label[0] == "i" for label in found.observed.values)  # those of both sides
     words += [plural(inside, "result") + " inside"] if inside else []
     how = "bit for bit" if checked.exact else "within their rounding"
     if not checked.values:
         how = "dtypes and shapes"
-    text = f"{', '.join(words)}, {how}"
+    text = f"{share}: " if share.judged < share.of else ""
+    text += f"{', '.join(words)}, {how}"
     if found.observed.graphs is not None:
         text += f", {plural(found.observed.graphs, 'graph')}"
     if found.observed.breaks:
         text += f"; the rest ran as eager: {found.observed.breaks[0]}"
-    if found.verdict.unjudged:
-        text += f"; {found.verdict.unjudged} of them not judged: no shadow could follow"
+    text += f"; no shadow could follow {share.lost} that differ" if share.lost else ""
+    text += f"; {share.void} empty, NaN or infinite throughout" if share.void else ""
+    text += f"; {plural(share.apart, 'result')} inside of one side only" if share.apart else ""
     return text

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from amp_fuzz.cases.case import Case
-from amp_fuzz.interfaces.check.messages import REPEAT
+from amp_fuzz.interfaces.check.messages import NONE, REPEAT, Share
 from amp_fuzz.oracle import Kind
 from amp_fuzz.records.schema import Note
 
@@ -28,7 +28,9 @@ __all__ = [
 ]
 
 Outcome: TypeAlias = Literal["agrees", "diverges", "unjudged"]
-Status: TypeAlias = Literal["agreed", "known", "diverged", "raised", "leaked", "nothing", "skipped"]
+Status: TypeAlias = Literal[
+    "agreed", "known", "diverged", "unjudged", "raised", "leaked", "nothing", "skipped"
+]
 
 _WIDTH = 88
 
@@ -111,11 +113,12 @@ def row(name: str, text: str, *, whole: bool = False) -> list[str]:
 class Ran:
     """The result of one backend under one autocast.
 
-    status: ``agreed``; ``known``: every difference is explained; ``diverged``; ``raised``: the
-    callable raises alike on both sides; ``leaked``: it leaves torch's state changed on both sides;
-    ``nothing``: there was nothing to compare; ``skipped``: the backend cannot call it. values,
-    gradients: how many were compared. detail: one more line. notes: facts that do not affect the
-    status. advice: one sentence of what to do, if nothing agreed and nothing diverged.
+    status: ``agreed``; ``known``: every difference is explained; ``diverged``; ``unjudged``: less
+    than half of its values could be judged; ``raised``: the callable raises alike on both sides;
+    ``leaked``: it leaves torch's state changed on both sides; ``nothing``: there was nothing to
+    compare; ``skipped``: the backend cannot call it. values, gradients: how many were compared.
+    share: how many of its values were judged. detail: one more line. notes: facts that do not
+    affect the status. advice: one sentence of what to do, if nothing agreed and nothing diverged.
     """
 
     backend: str
@@ -124,6 +127,7 @@ class Ran:
     detail: str = ""
     values: int = 0
     gradients: int = 0
+    share: Share = NONE
     divergence: Diverged | None = None
     notes: tuple[Note, ...] = ()
     advice: str = ""
@@ -168,6 +172,7 @@ WORDS = {
     "agreed": "agrees",
     "known": "known",
     "diverged": "DIVERGES",
+    "unjudged": "not judged",
     "raised": "raises",
     "leaked": "leaves state changed",
     "nothing": "compared nothing",
@@ -196,8 +201,9 @@ class CheckResult:
         """``agrees``, ``diverges`` or ``unjudged``.
 
         ``diverges``: some backend differs from the reference, and no known finding explains it.
-        ``unjudged``: none does, but some run raised, left state changed or compared nothing, or no
-        backend could call it. ``agrees``: every run agreed or is known.
+        ``unjudged``: none does, but some run raised, left state changed, compared nothing or
+        judged less than half of its values, or no backend could call it. ``agrees``: every run
+        agreed or is known.
         """
         called = [run.status for run in self.runs if run.status != "skipped"]
         if "diverged" in called:
@@ -262,6 +268,8 @@ class CheckResult:
 
     def __str__(self) -> str:
         head = f"amp_fuzz.check of {self.name}, seed {self.seed}: {_HEADS[self.verdict]}"
+        share = sum((run.share for run in self.runs), NONE)
+        head += f", {share}" if self.ok and share.judged < share.of else ""
         names = [f"{run.backend}, {run.autocast}" for run in self.runs]
         width = max(map(len, names), default=0)
         lines = [head]

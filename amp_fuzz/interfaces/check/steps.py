@@ -209,17 +209,16 @@ def _alike(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
         why = f": {found.observed.breaks[0]}" if found.observed.breaks else ""
         yield asked.ran("skipped", f"the compiler made no graph of it and ran it as eager{why}")
         return
-    counts = _counts(found)
-    values, gradients = counts["values"], counts["gradients"]
-    written = messages.written(checked, found)
-    told = [v for label, v in found.expected.values.items() if v is not None and label[0] in "vw"]
-    void = sum(map(messages.void, told)) if asked.backend.values else 0
-    if values + gradients + written - verdict.unjudged - void <= 0:
-        yield asked.ran("nothing", messages.nothing(found, void), advice=messages.RETURN, **counts)
+    counts, share = _counts(found), messages.share_of(checked, found)
+    if not share.judged:
+        why = messages.nothing(found, share)
+        yield asked.ran("nothing", why, advice=messages.RETURN, share=share, **counts)
         return
-    text = messages.agreement(checked, found, values, gradients, written)
-    text += f"; {void} of them empty, NaN or infinite throughout" if void else ""
-    yield asked.ran("agreed", text, **counts)
+    text = messages.agreement(checked, found, share, **counts)
+    if share.enough:
+        yield asked.ran("agreed", text, share=share, **counts)
+    else:
+        yield asked.ran("unjudged", text, advice=messages.SHARE, share=share, **counts)
 
 
 def _counts(found: Judged) -> dict[str, int]:

@@ -213,7 +213,8 @@ class Call:
         args = [with_tensors(a, turn) for a in self.args]
         kwargs = {name: with_tensors(a, turn) for name, a in self.kwargs.items()}
         func = self.func
-        if own and all(t.dtype is torch.float64 for t in own):
+        floats = [t for t in own if t.dtype in UNIT_ROUNDOFF]
+        if floats and all(t.dtype is torch.float64 for t in floats):
             func = EXACT.get(func, func)
         out = func(*args, **kwargs)
         return [resolved(t) for t in [*(own[i] for i in self.targets), *self._fresh(out, own)]]

@@ -1,8 +1,8 @@
-"""Functions whose kernel in float64 cancels, by formulas that do not: for what shadows compute.
+"""Functions whose kernel in float64 cancels, by formulas that do not, and those that have none.
 
 The copies of a shadow are float64. Of float64 itself a kernel's own rounding is seen only where
 they compute in another way than it does: what `1 + erf` loses, `erfc` keeps. Weights that are made
-of small integers are rounded once.
+of small integers are rounded once. The kernels of a gradient scaler take float32 alone.
 """
 
 from __future__ import annotations
@@ -100,11 +100,47 @@ def _bicubic_backward(
     return high.mT @ grad @ wide
 
 
+def _unscaled(
+    gradients: Sequence[torch.Tensor], found: torch.Tensor, inverse: torch.Tensor
+) -> None:
+    """Multiply gradients by a factor in place, and set found to 1 if one is not finite."""
+    for gradient in gradients:
+        if not bool(gradient.isfinite().all()):
+            found.fill_(1)
+        gradient.mul_(inverse)
+
+
+def _rescaled(
+    scale: torch.Tensor,
+    tracker: torch.Tensor,
+    found: torch.Tensor,
+    growth: float,
+    backoff: float,
+    interval: int,
+) -> torch.Tensor:
+    """Update a scale in place: back off after a step that is not finite, grow after many that are.
+
+    It does not grow beyond float32 (aten/src/ATen/native/cpu/AmpGradScalerKernels.cpp).
+    """
+    if bool(found):
+        scale.mul_(backoff)
+        tracker.zero_()
+    elif int(tracker) + 1 == interval:
+        grown = scale * growth
+        scale.copy_(grown if bool(grown.float().isfinite()) else scale)
+        tracker.zero_()
+    else:
+        tracker.add_(1)
+    return scale
+
+
 EXACT: Mapping[Any, Callable[..., Any]] = {
     _aten.gelu.default: _gelu,
     _aten.gelu_backward.default: _gelu_backward,
     _aten._addmm_activation.default: _addmm_activation,
     _aten.upsample_bicubic2d.default: _bicubic,
     _aten.upsample_bicubic2d_backward.default: _bicubic_backward,
+    _aten._amp_foreach_non_finite_check_and_unscale_.default: _unscaled,
+    _aten._amp_update_scale_.default: _rescaled,
 }
-"""By overload. They take what the op takes, in float64."""
+"""By overload. They take what the op takes, its floating tensors in float64."""
