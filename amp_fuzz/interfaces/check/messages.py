@@ -21,6 +21,7 @@ __all__ = [
     "DEBUG",
     "DIED",
     "DIES",
+    "FIX",
     "LEAVE",
     "NONE",
     "ONCE",
@@ -37,7 +38,6 @@ __all__ = [
     "listed",
     "nothing",
     "raised",
-    "raises",
     "share_of",
     "without_values",
     "written",
@@ -96,30 +96,11 @@ WAITS = (
     "process, and waits forever for one that it needs."
 )
 DEBUG = "Pass isolate=False to call it in this process, for a debugger."
+FIX = "Fix the callable or its inputs first: it raises without autocast too."
 TOO = "under the reference too"
 DIES = "Fix the callable or its inputs first: it kills its process under the reference too."
 REPEAT = "Make the callable do the same in every call (no counters, seeded generators)."
 RETURN = "Return the tensors to compare, and give inputs for which they are finite."
-
-
-_TURN_OFF = (
-    "Turn autocast off around the line that raises and give it float32, or check on a device "
-    "and a dtype that can run it."
-)
-
-
-def raises(*, bare: bool, contexts: bool) -> tuple[str, str]:
-    """Return where else a callable raises, and what to do.
-
-    bare: whether it also raises without autocast. contexts: whether it runs under a context.
-    """
-    if bare:
-        about = "under the reference and without autocast too"
-        return (
-            about if contexts else TOO,
-            "Fix the callable or its inputs first: it raises without autocast too.",
-        )
-    return "under the reference too, but not without autocast", _TURN_OFF
 
 
 def listed(entry: Known) -> str:

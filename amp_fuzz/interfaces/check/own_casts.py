@@ -31,7 +31,7 @@ from amp_fuzz.interfaces.check.trace import followed
 from amp_fuzz.interfaces.check.trees import leaves_of
 from amp_fuzz.reference import DEVICES, Policy, log_kernels, snapshot
 
-__all__ = ["merged", "own_casts"]
+__all__ = ["lacking", "merged", "own_casts"]
 
 _HALVES = (torch.float16, torch.bfloat16)
 _CASTING = ("bfloat16", "half", "to", "type", "type_as")
@@ -146,9 +146,9 @@ class _Watch(TorchFunctionMode):
             with log_kernels() as log:
                 made = honest.__get__(None, cls)(*args, **kwargs)
             self.reached += len(log)
-            lacking = [name for name in _DECORATORS if not _decorated(cls, name)]
-            if self.reached > before and lacking and cls.__module__.partition(".")[0] != "torch":
-                wanted = " and ".join(f"custom_{name[0]}wd" for name in lacking)
+            missing = lacking(cls)
+            if self.reached > before and missing:
+                wanted = " and ".join(f"custom_{name[0]}wd" for name in missing)
                 text = f"the forward of {cls.__qualname__} meets autocast without {wanted}"
                 self._note("function", cls.__qualname__, "", "", text)
             return made
@@ -183,6 +183,13 @@ def _autocast(device: str) -> torch.dtype | None:
 
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def lacking(cls: Any) -> list[str]:
+    """Return the methods of a user's autograd Function without torch.amp's decorator."""
+    if cls.__module__.partition(".")[0] == "torch":
+        return []
+    return [name for name in _DECORATORS if not _decorated(cls, name)]
 
 
 def _decorated(cls: Any, method: str) -> bool:
