@@ -208,10 +208,10 @@ def test_a_callable_that_raises_does_not_pass() -> None:
 
     result = amp_fuzz.check(broken, torch.rand(3), backends=CHEAP)
     assert not result
-    assert [run.status for run in result.runs] == ["agreed", "raised"]  # cuda alone bans it
+    assert [run.status for run in result.runs] == ["agreed", "fails"]  # cuda alone bans it
     assert "is unsafe to autocast" in result.runs[1].detail
-    assert result.verdict == "unjudged"
-    with pytest.raises(amp_fuzz.CheckFailed, match="CANNOT BE JUDGED"):
+    assert result.verdict == "raises"
+    with pytest.raises(amp_fuzz.CheckFailed, match="RAISES UNDER AUTOCAST"):
         result.raise_if_failed()
 
 

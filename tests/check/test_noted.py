@@ -25,7 +25,7 @@ def test_a_call_that_raises_under_autocast_alone_says_so_and_where_it_runs() -> 
     (note,) = result.notes
     assert (note.kind, note.device) == ("autocast-raises", OTHERS.replace(" ", ""))
     assert note.where.startswith("test_noted.py:")
-    assert note.advice.startswith("Call this part under autocast(enabled=False)")
+    assert note.advice.startswith(f"Run {note.where} under autocast(enabled=False)")
     assert note.advice in " ".join(str(result).split())
 
 

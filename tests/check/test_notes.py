@@ -168,16 +168,20 @@ def _raises(x: Tensor) -> Tensor:
     return F.binary_cross_entropy(x.sigmoid(), x.detach().sigmoid())
 
 
-def test_the_text_of_what_cannot_be_judged() -> None:
+def test_the_text_of_what_raises_under_autocast_alone() -> None:
     result = amp_fuzz.check(_raises, X, backends=CHEAP, store=None)
-    assert (result.verdict, result.ok) == ("unjudged", False)
+    assert (result.verdict, result.ok) == ("raises", False)
+    assert [(note.kind, note.backend) for note in result.notes] == [
+        ("autocast-raises", "fake-cuda")
+    ]
     text = re.sub(r"RuntimeError: .* \(test_notes.py:\d+\)", "ERROR", str(result))
+    text = re.sub(r"test_notes.py:\d+", "FILE", text)
     assert text.splitlines() == [
-        "amp_fuzz.check of _raises, seed 0: CANNOT BE JUDGED",
+        "amp_fuzz.check of _raises, seed 0: RAISES UNDER AUTOCAST",
         "  eager-cpu, bfloat16  agrees: 1 value, bit for bit",
-        "  fake-cuda, bfloat16  raises: ERROR, under the reference too, but not without autocast",
-        "  to do     Turn autocast off around the line that raises and give it float32, or check",
-        "            on a device and a dtype that can run it.",
+        "  fake-cuda, bfloat16  RAISES under autocast: ERROR; it runs without autocast",
+        "  to do     Call at FILE what the error names instead, which autocast",
+        "            allows.",
     ]
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "DEBUG",
     "DIED",
     "DIES",
+    "FIX",
     "LEAVE",
     "NONE",
     "ONCE",
@@ -37,7 +38,6 @@ __all__ = [
     "listed",
     "nothing",
     "raised",
-    "raises",
     "share_of",
     "without_values",
     "written",
@@ -56,9 +56,9 @@ def left(found: Judged) -> str:
 class Share:
     """How many of a call's values were judged.
 
-    of: all values, gradients, tensors written and inner results. lost: those that differ in a bit
-    where no shadow could follow. void: those that are empty, NaN or infinite throughout. apart:
-    inner results that only one side computed.
+    of: all values, gradients, tensors written and inner results of both sides. lost: those that
+    differ in a bit where no shadow could follow. void: those that are empty, NaN or infinite
+    throughout. apart: inner results that one side alone computed, which are no part of `of`.
     """
 
     judged: int = 0
@@ -96,30 +96,11 @@ WAITS = (
     "process, and waits forever for one that it needs."
 )
 DEBUG = "Pass isolate=False to call it in this process, for a debugger."
+FIX = "Fix the callable or its inputs first: it raises without autocast too."
 TOO = "under the reference too"
 DIES = "Fix the callable or its inputs first: it kills its process under the reference too."
 REPEAT = "Make the callable do the same in every call (no counters, seeded generators)."
 RETURN = "Return the tensors to compare, and give inputs for which they are finite."
-
-
-_TURN_OFF = (
-    "Turn autocast off around the line that raises and give it float32, or check on a device "
-    "and a dtype that can run it."
-)
-
-
-def raises(*, bare: bool, contexts: bool) -> tuple[str, str]:
-    """Return where else a callable raises, and what to do.
-
-    bare: whether it also raises without autocast. contexts: whether it runs under a context.
-    """
-    if bare:
-        about = "under the reference and without autocast too"
-        return (
-            about if contexts else TOO,
-            "Fix the callable or its inputs first: it raises without autocast too.",
-        )
-    return "under the reference too, but not without autocast", _TURN_OFF
 
 
 def listed(entry: Known) -> str:
@@ -186,7 +167,7 @@ def share_of(checked: Checked, found: Judged) -> Share:
     compared = len(told) + written(checked, found)
     judged = compared - lost - void
     judged = judged + inside if judged > 0 else 0  # inner results alone are no result
-    return Share(judged, compared + inside + apart, lost, void, apart)
+    return Share(judged, compared + inside, lost, void, apart)
 
 
 def nothing(found: Judged, share: Share) -> str:
@@ -219,5 +200,5 @@ def agreement(checked: Checked, found: Judged, share: Share, values: int, gradie
         text += f"; the rest ran as eager: {found.observed.breaks[0]}"
     text += f"; no shadow could follow {share.lost} that differ" if share.lost else ""
     text += f"; {share.void} empty, NaN or infinite throughout" if share.void else ""
-    text += f"; {share.apart} computed on one side only" if share.apart else ""
+    text += f"; {plural(share.apart, 'result')} inside of one side only" if share.apart else ""
     return text

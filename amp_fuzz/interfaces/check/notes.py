@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from amp_fuzz.backends.harness import Observation, quiet
-from amp_fuzz.cases.case import Case, Plan
-from amp_fuzz.cases.program import Program
-from amp_fuzz.findings.notes import under_policies
+from amp_fuzz.backends.harness import Observation, Raised
 from amp_fuzz.interfaces.check.adapters import Checked
 from amp_fuzz.interfaces.check.judging import Judged
 from amp_fuzz.interfaces.check.messages import first_line
+from amp_fuzz.interfaces.check.remedy import elsewhere
 from amp_fuzz.records.schema import Note
-from amp_fuzz.reference import load_table, tabled_devices
 
-__all__ = ["not_restored", "notes_of"]
+__all__ = ["not_restored", "notes_of", "raising"]
 
 
 def notes_of(checked: Checked, found: Judged) -> tuple[Note, ...]:
     """Return the notes of a call that did not diverge, its verdict's notes first."""
     own, plan = found.verdict.notes, found.case.plan
-    if not plan.contexts or not checked.values or not checked.exact:
+    if not plan.contexts or not checked.values or not checked.exact or found.expected.raised:
         return own
-    if found.expected.raised is not None:
-        return (*own, *_raising(checked, found))
     return (*own, *_differing(checked, found))
 
 
@@ -42,23 +37,16 @@ def not_restored(checked: Checked) -> Iterator[Note]:
         )
 
 
-def _raising(checked: Checked, found: Judged) -> Iterator[Note]:
-    plan, raised = found.case.plan, found.expected.raised
-    assert raised is not None
-    plain = msgspec.structs.replace(plan, contexts=())
-    with quiet():
-        if checked.reference().run(_case(plain)).raised is not None:
-            return
-    runs = [other for other, seen in _elsewhere(checked, plan) if seen.raised is None]
-    there = f"; with the policies of {', '.join(runs)} it runs unchanged" if runs else ""
-    yield Note(
+def raising(checked: Checked, raised: Raised, advice: str, devices: Sequence[str]) -> Note:
+    """Return the note of a call that raises under autocast alone. devices: see `remedy`."""
+    return Note(
         "autocast-raises",
         checked.name,
         "",
         raised.text or checked.subject.name,
         f"{raised.kind}: {first_line(raised.message)}",
-        f"Call this part under autocast(enabled=False): without autocast it runs{there}.",
-        ",".join(runs),
+        advice,
+        ",".join(devices),
     )
 
 
@@ -70,7 +58,7 @@ def _differing(checked: Checked, found: Judged) -> Iterator[Note]:
     here = _dtypes(found.expected)
     told: dict[str, dict[str, list[str]]] = {}
     plan = msgspec.structs.replace(found.case.plan, backward="none")
-    for other, seen in _elsewhere(checked, plan):
+    for other, seen in elsewhere(checked, plan):
         for label, dtype in _dtypes(seen).items() if seen.raised is None else ():
             if dtype != here.get(label, dtype):
                 told.setdefault(label, {}).setdefault(dtype, []).append(other)
@@ -87,24 +75,9 @@ def _differing(checked: Checked, found: Judged) -> Iterator[Note]:
         )
 
 
-def _elsewhere(checked: Checked, plan: Plan) -> Iterator[tuple[str, Observation]]:
-    """Yield each other device, and what the call does here under its policies."""
-    for other in tabled_devices():
-        table = load_table(other)
-        dtypes = {c.dtype or load_table(checked.device).default_dtype for c in plan.contexts}
-        if other != checked.device and dtypes <= set(table.supported_dtypes):
-            with quiet():
-                lent = under_policies(checked.reference(), table, checked.device)
-                yield other, lent.run(_case(plan))
-
-
 def _dtypes(seen: Observation) -> dict[str, str]:
     return {
         label: str(value.dtype).removeprefix("torch.")
         for label, value in seen.values.items()
         if label.startswith("v") and value is not None and value.is_floating_point()
     }
-
-
-def _case(plan: Plan) -> Case:
-    return Case(Program((), (), ()), plan)

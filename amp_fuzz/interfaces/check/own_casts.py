@@ -32,7 +32,7 @@ from amp_fuzz.interfaces.check.trace import followed
 from amp_fuzz.interfaces.check.trees import leaves_of
 from amp_fuzz.reference import DEVICES, Policy, log_kernels, snapshot
 
-__all__ = ["merged", "own_casts"]
+__all__ = ["lacking", "merged", "own_casts"]
 
 _HALVES = (torch.float16, torch.bfloat16)
 _CASTING = ("bfloat16", "half", "to", "type", "type_as")

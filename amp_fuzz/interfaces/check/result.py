@@ -27,9 +27,9 @@ __all__ = [
     "row",
 ]
 
-Outcome: TypeAlias = Literal["agrees", "diverges", "unjudged"]
+Outcome: TypeAlias = Literal["agrees", "diverges", "raises", "unjudged"]
 Status: TypeAlias = Literal[
-    "agreed", "known", "diverged", "unjudged", "raised", "leaked", "nothing", "skipped"
+    "agreed", "known", "diverged", "fails", "unjudged", "raised", "leaked", "nothing", "skipped"
 ]
 
 _WIDTH = 88
@@ -113,8 +113,9 @@ def row(name: str, text: str, *, whole: bool = False) -> list[str]:
 class Ran:
     """The result of one backend under one autocast.
 
-    status: ``agreed``; ``known``: every difference is explained; ``diverged``; ``unjudged``: less
-    than half of its values could be judged; ``raised``: the callable raises alike on both sides;
+    status: ``agreed``; ``known``: every difference is explained; ``diverged``; ``fails``: it raises
+    alike on both sides under autocast, and runs without; ``unjudged``: less than half of its values
+    could be judged; ``raised``: it raises alike on both sides, without autocast too;
     ``leaked``: it leaves torch's state changed on both sides; ``nothing``: there was nothing to
     compare; ``skipped``: the backend cannot call it. values, gradients: how many were compared.
     share: how many of its values were judged. detail: one more line. notes: facts that do not
@@ -172,13 +173,19 @@ WORDS = {
     "agreed": "agrees",
     "known": "known",
     "diverged": "DIVERGES",
+    "fails": "RAISES under autocast",
     "unjudged": "not judged",
     "raised": "raises",
     "leaked": "leaves state changed",
     "nothing": "compared nothing",
     "skipped": "skipped",
 }
-_HEADS = {"agrees": "agrees", "diverges": "DIVERGES", "unjudged": "CANNOT BE JUDGED"}
+_HEADS = {
+    "agrees": "agrees",
+    "diverges": "DIVERGES",
+    "raises": "RAISES UNDER AUTOCAST",
+    "unjudged": "CANNOT BE JUDGED",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,16 +205,19 @@ class CheckResult:
 
     @property
     def verdict(self) -> Outcome:
-        """``agrees``, ``diverges`` or ``unjudged``.
+        """``agrees``, ``diverges``, ``raises`` or ``unjudged``.
 
         ``diverges``: some backend differs from the reference, and no known finding explains it.
-        ``unjudged``: none does, but some run raised, left state changed, compared nothing or
-        judged less than half of its values, or no backend could call it. ``agrees``: every run
-        agreed or is known.
+        ``raises``: none does, but under some autocast the callable raises on both sides, and it
+        runs without autocast. ``unjudged``: neither, but some run raised, left state changed,
+        compared nothing or judged less than half of its values, or no backend could call it.
+        ``agrees``: every run agreed or is known.
         """
         called = [run.status for run in self.runs if run.status != "skipped"]
         if "diverged" in called:
             return "diverges"
+        if "fails" in called:
+            return "raises"
         return "agrees" if called and {*called} <= {"agreed", "known"} else "unjudged"
 
     @property
@@ -227,7 +237,8 @@ class CheckResult:
             if any(found.commands for found in self.divergences):
                 return _REPORT
             return _COMPARE
-        return next((run.advice for run in self.runs if run.advice), _CHOOSE)
+        runs = sorted(self.runs, key=lambda run: run.status != "fails")
+        return next((run.advice for run in runs if run.advice), _CHOOSE)
 
     def __bool__(self) -> bool:
         return self.ok
@@ -285,7 +296,8 @@ class CheckResult:
         said: set[tuple[str, str, str]] = set()
         for run in self.runs:
             for note in run.notes:
-                if (text := (note.kind, note.where, note.message)) in said:
+                text = (note.kind, note.where, note.message)
+                if text in said or note.kind == "autocast-raises":  # the lines above have it
                     continue
                 said.add(text)
                 lines += ["", f"{run.backend}, {run.autocast}: note, {note.kind}"]

@@ -27,7 +27,8 @@ from amp_fuzz.interfaces.check.adapters import Checked, refusal
 from amp_fuzz.interfaces.check.fork import Died
 from amp_fuzz.interfaces.check.judging import Judged, judged, others
 from amp_fuzz.interfaces.check.locate import Place, locate, locate_crash
-from amp_fuzz.interfaces.check.notes import not_restored, notes_of
+from amp_fuzz.interfaces.check.notes import not_restored, notes_of, raising
+from amp_fuzz.interfaces.check.remedy import remedy, runs_without
 from amp_fuzz.interfaces.check.result import Diverged, Ran, Status
 from amp_fuzz.interfaces.check.subject import Subject
 from amp_fuzz.records.store import Store
@@ -182,8 +183,8 @@ def _compared(asked: Asked, checked: Checked) -> Iterator[Ran]:
         return
     ran = asked.ran("nothing")
     for ran in _alike(asked, checked, found):
-        yield replace(ran, notes=found.verdict.notes)
-    yield replace(ran, notes=notes_of(checked, found))
+        yield replace(ran, notes=(*found.verdict.notes, *ran.notes))
+    yield replace(ran, notes=(*notes_of(checked, found), *ran.notes))
 
 
 def _unsteady(found: Judged) -> str:
@@ -236,15 +237,17 @@ def _raising(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
     assert raised is not None
     said = messages.raised(raised)
     yield asked.ran("raised", f"{said}, {messages.TOO}", advice=messages.DEBUG)
-    plan = msgspec.structs.replace(asked.plan, contexts=(), backward="none")
-    with quiet():
-        seen = checked.reference().run(Case(Program((), (), ()), plan))
-    bare = seen.raised is not None
-    if bare and not asked.backend.values:
+    if runs_without(checked, asked.plan):
+        with quiet():
+            advice, devices = remedy(checked, asked.plan, found.expected)
+        note = raising(checked, raised, advice, devices)
+        yield asked.ran("fails", f"{said}; it runs without autocast", advice=advice, notes=(note,))
+    elif not asked.backend.values:
         yield asked.ran("skipped", messages.without_values(asked.subject, raised))
-        return
-    where, advice = messages.raises(bare=bare, contexts=bool(asked.contexts))
-    yield asked.ran("raised", f"{said}, {where}", advice=advice)
+    else:
+        where = f"{messages.TOO.removesuffix(' too')} and without autocast too"
+        about = where if asked.contexts else messages.TOO
+        yield asked.ran("raised", f"{said}, {about}", advice=messages.FIX)
 
 
 def _divergence(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
