@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,14 +26,14 @@ Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
 class Architecture:
     """How a model and its inputs are made; both draw from torch's generator.
 
-    inductor: whether the suite also compiles it with Inductor, which takes a minute or so. needs:
-    what it asks of a device that a fake one lacks, as the check says when it skips it.
+    inductor: whether the suite also compiles it with Inductor, which takes a minute or so. but: a
+    backend on which a check cannot agree, and what it has to say there.
     """
 
     model: Callable[[], torch.nn.Module]
     inputs: Callable[[], Inputs]
     inductor: bool = False
-    needs: str = ""
+    but: Mapping[str, str] = field(default_factory=dict)
 
 
 def _ids(columns: int = 12) -> torch.Tensor:
@@ -216,7 +216,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "mixtral": Architecture(
         _transformers("Mixtral", "MixtralForCausalLM", **_GROUPED, num_local_experts=4),
         _text,
-        needs="Torch not compiled with CUDA enabled",  # the compute capability
+        but={
+            "fake-cuda": "Torch not compiled with CUDA enabled",  # for the compute capability
+            "compile[aot_eager]": "no shadow could follow",  # torch's `_grouped_mm`
+        },
     ),
     "t5": Architecture(
         _transformers(
@@ -254,7 +257,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             pos_att_type=["p2c", "c2p"],
         ),
         _classes(_ids),
-        needs="aten.nonzero",
+        but={"fake-cuda": "aten.nonzero"},
     ),
     "vit": Architecture(
         _transformers("ViT", "ViTForImageClassification", **_PATCHES),
@@ -278,7 +281,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "wav2vec2": Architecture(
         _transformers("Wav2Vec2", "Wav2Vec2ForCTC", **_WAV2VEC),
         lambda: ((torch.randn(2, 400),), {"labels": torch.randint(1, 16, (2, 5))}),
-        needs="aten._local_scalar_dense",
+        but={"fake-cuda": "aten._local_scalar_dense"},
     ),
     "swin": Architecture(
         _transformers(
@@ -312,7 +315,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         ),
         inductor=True,
     ),
-    "vae": Architecture(_diffusers("AutoencoderKL", **_VAE), lambda: ((_image(16, count=1),), {})),
+    "vae": Architecture(
+        _diffusers("AutoencoderKL", **_VAE),
+        lambda: ((_image(16, count=1),), {}),
+        # A bug of torch 2.13, without autocast too: the backward pass of a group norm raises where
+        # the one image of its input is a transposed view.
+        but={"compile[aot_eager]": "Expected X.is_contiguous(memory_format) to be true"},
+    ),
     "dit": Architecture(
         _diffusers("DiTTransformer2DModel", **_DIT),
         lambda: (

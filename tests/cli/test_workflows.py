@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -36,3 +37,14 @@ def test_each_file_of_a_workflow_is_one_of_a_report(name: str, tmp_path: Path) -
     used = set(re.findall(r"amp-fuzz-report/([\w.-]+\.\w+)", (GUIDE / name).read_text()))
     assert used
     assert used <= {path.name for path in paths}
+
+
+def test_our_own_workflows_use_targets_and_scripts_that_exist() -> None:
+    root = DOCS.parent
+    targets = set(re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(), re.MULTILINE))
+    for path in (root / ".github" / "workflows").glob("*.yml"):
+        text = path.read_text()
+        used = set(re.findall(r"run: make ([a-z-]+)", text))
+        assert used - {"docs"} <= targets, path.name
+        for script in re.findall(r"run: (\.ci/\w+)", text):
+            assert os.access(root / script, os.X_OK), script
