@@ -181,7 +181,7 @@ def forked(
     environment: dict[str, str],
     files: Path,
     limit: int = 0,
-    seconds: float = 240,
+    seconds: float = 600,
 ) -> Done:
     """Run ``entry(arguments)`` in a fork, and return its exit code and what it wrote.
 

@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ __all__ = [
     "program",
     "stored",
     "under",
+    "wait_until",
     "x",
 ]
 
@@ -89,6 +91,14 @@ def eager() -> Backend:
 
 OTHERS = ", ".join(d for d in ("cuda", "maia", "mps", "mtia", "xpu") if has_autocast(d))
 """The devices other than the CPU for which this torch has autocast: 2.7 has none for maia."""
+
+
+def wait_until(holds: Callable[[], object], what: str) -> None:
+    """Wait until a condition holds. The limit only ends what hangs: machines are busy at times."""
+    deadline = time.monotonic() + 600
+    while not holds():
+        assert time.monotonic() < deadline, f"waited in vain: {what}"
+        time.sleep(0.02)
 
 
 def brief(values: Iterable[Any], *kept: Any) -> list[Any]:
@@ -321,7 +331,7 @@ def runner(
     yield run
     to.close()
     back.close()
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=600) == 0
 
 
 # Two cases for stores and suites: one agrees, one is known as cache-ignores-dtype.

@@ -45,7 +45,7 @@ def test_a_backend_has_the_name_it_is_known_by(name: str) -> None:
     assert name.endswith(f"-{backends()[name].device}") or not own
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_honest_draws_agree_or_are_known(name: str) -> None:
     backend = backends()[name]
     judge = judge_of(backend, shipped())

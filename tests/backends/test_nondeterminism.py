@@ -161,7 +161,7 @@ CHECKS = (
     other_results_of_the_case_stay_exact,
     what_is_not_documented_is_a_finding,
     a_check_says_that_it_cannot_judge,
-    drawn_cases_agree_or_are_known,
+    pytest.param(drawn_cases_agree_or_are_known, marks=pytest.mark.slow),
 )
 
 

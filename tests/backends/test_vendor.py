@@ -97,7 +97,7 @@ class Vendor:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=500,
+            timeout=600,
             check=False,
         )
 

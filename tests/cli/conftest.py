@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 from amp_fuzz.interfaces.cli import main
 from amp_fuzz.records.store import Store
 from tests.forks import Done, forked
+from tests.helpers import wait_until
 
 PROGRAM = (
     sys.executable,
@@ -140,15 +140,12 @@ class Running:
         raise AssertionError(f"no line like {pattern!r} in {self.lines}: {self.process.stderr}")
 
     def end(self) -> Done:
-        out, err = self.process.communicate(timeout=120)
+        out, err = self.process.communicate(timeout=600)
         return Done(self.process.returncode, "".join(self.lines) + out, err)
 
     def leaves_nothing(self) -> None:
         """Fail unless all processes of the session end, now that the first one has."""
-        deadline = time.monotonic() + 10
-        while left := self._processes():
-            assert time.monotonic() < deadline, left
-            time.sleep(0.05)
+        wait_until(lambda: not self._processes(), "the end of the session's processes")
 
     def _processes(self) -> list[str]:
         found = []
@@ -204,7 +201,7 @@ def run_in(folder: Path, environment: dict[str, str], *arguments: str) -> Done:
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=600,
     )
     return Done(done.returncode, done.stdout, done.stderr)
 

@@ -53,7 +53,7 @@ def test_the_script_of_an_issue_reproduces(tmp_path: Path, name: str) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=600,
     )
     assert done.returncode == 1, done.stdout + done.stderr
 
@@ -95,7 +95,7 @@ def test_a_finding_as_a_test(amp_fuzz: Command, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=600,
     )
     assert (ran.returncode, "1 failed" in ran.stdout) == (1, True), ran.stdout
 

@@ -53,6 +53,7 @@ def known(explainer: Explainer, case: Case, found: Divergence) -> str:
     return said.known or explainer(trial, confirmed(trial, found), confirmed=True).known
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RELATIONS)
 def test_both_variants_of_a_pair_mean_the_same_in_honest_torch(name: str) -> None:
     relation, explainer = RELATIONS[name], Explainer(shipped())

@@ -35,6 +35,7 @@ class Wrong(EagerBackend):
             return EagerBackend.run(self, cases)
 
 
+@pytest.mark.slow
 def test_each_of_four_faults_is_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings(("eager-cpu",), ops=OPS, known=shipped(), relations="none")
     task = Task("eager-cpu", "all", ("linear", "cat", "mm"), 100, 3)
@@ -63,6 +64,7 @@ def test_each_of_four_faults_is_one_group(monkeypatch: pytest.MonkeyPatch) -> No
     assert sum(groups.minimised.values()) < sum(cases.values()) / 2
 
 
+@pytest.mark.slow
 def test_honest_torch_has_no_group() -> None:
     settings = Settings(("eager-cpu",), ops=OPS, known=shipped(), relations="none")
     task = Task("eager-cpu", "all", ("linear", "cat", "mm"), 60, 3)

@@ -66,6 +66,7 @@ def elements(case: Case) -> int:
     return sum(math.prod(s.shape) for s in case.program.inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "op", "most", "seed"),
     [
@@ -88,6 +89,7 @@ def test_a_fault_in_a_kernel_leaves_one_call_of_its_op(
     assert last.nearest is None or judge.judge(last.nearest).outcome == "agreed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "op"), [("mm-gain", "mm"), ("tanh-saved", "tanh")])
 def test_a_fault_at_the_threshold_may_leave_a_second_statement(name: str, op: str) -> None:
     """What the samples draw depends on the statements: with one fewer it may just be explained."""
@@ -98,6 +100,7 @@ def test_a_fault_at_the_threshold_may_leave_a_second_statement(name: str, op: st
     assert len(ops(last.case)) <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "op"), [("gelu-saved", "gelu")])
 def test_a_fault_in_a_gradient_keeps_the_backward_pass_and_one_weight(name: str, op: str) -> None:
     judge, verdict = found(name, op)

@@ -437,7 +437,7 @@ def test_the_state_is_the_threads_own() -> None:
 
 def test_threads_may_share_a_context() -> None:
     """As they do when both call one decorated function; torch restores the wrong state there."""
-    context, both_inside, found = REFERENCE.bf16(), threading.Barrier(2, timeout=60), {}
+    context, both_inside, found = REFERENCE.bf16(), threading.Barrier(2, timeout=600), {}
 
     def work(low: torch.dtype) -> None:
         with reference.autocast("cpu", low):

@@ -424,7 +424,7 @@ def loaded_by(module: str) -> set[str]:
     """Return the names of all modules loaded once a fresh interpreter has imported `module`."""
     code = f"import sys, {module}; print(*sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=600
     )
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())

@@ -18,6 +18,7 @@ from amp_fuzz.backends import privateuse1
 from amp_fuzz.findings.supervision.processes import death, end, few_primitives, start
 from amp_fuzz.findings.supervision.supervisor import Dead, ask
 from amp_fuzz.runs import memory
+from tests.helpers import wait_until
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
 
@@ -44,16 +45,16 @@ def leaving() -> None:
 
 def gone(pid: int) -> bool:
     """Wait for a process that is not ours to end."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text()
-        except OSError:
-            return True
-        if stat.rpartition(")")[2].split()[0] == "Z":
-            return True
-        time.sleep(0.02)
-    return False
+    wait_until(lambda: _ended(pid), "the end of a process")
+    return True
+
+
+def _ended(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] == "Z"
 
 
 def started() -> tuple[multiprocessing.process.BaseProcess, int]:

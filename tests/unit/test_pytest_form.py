@@ -134,7 +134,7 @@ def test_a_device_of_ours_is_installed_first(tmp_path: Path) -> None:
     text = form(MM, "privateuse1", Divergence("dtype", "v0", "this", "that"))
     (tmp_path / "test_it.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout
 
 

@@ -449,7 +449,7 @@ def test_a_label_that_is_never_observed_is_an_error() -> None:
 # -- any case -------------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["eager-cpu", "fake-cuda", "fake-maia"])
 def test_drawn_cases_that_agree_exit_0(run_script: Run, name: str) -> None:
     on = backend(name)

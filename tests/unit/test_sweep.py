@@ -266,7 +266,7 @@ def written_to(job: Job) -> Path:
 
 def until(reached: int, job: Job) -> int:
     """Wait until so many cases are on record, and return the process id of the run."""
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 600
     follower, count = Follower(Store(written_to(job)), job.run), 0
     while count < reached:
         count += sum(isinstance(record, CaseRecord) for record in follower.new())

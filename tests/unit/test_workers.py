@@ -600,13 +600,13 @@ def test_the_time_of_each_backend_is_kept(
     sleepy = Slow("cpu", lambda case: time.sleep(0.5))
     monkeypatch.setitem(backends(), "slow-cpu", sleepy)
     settings = replace(slow, cases=6, isolate=isolate)
-    supervisor = Supervisor(settings, store, "r1")
+    supervisor, before = Supervisor(settings, store, "r1"), time.monotonic()
     for _ in supervisor.work(plan_tasks(settings, [backends()[name] for name in slow.backends])):
         pass
+    took = time.monotonic() - before
     supervisor.close()
     assert supervisor.spent["slow-cpu"] >= 6 * 0.5
-    # Of what else each takes, the difference is some tenths of a second on a busy machine.
-    assert supervisor.spent["slow-cpu"] - supervisor.spent["fragile-cpu"] > 1
+    assert 0 < supervisor.spent["fragile-cpu"] <= took - supervisor.spent["slow-cpu"]
 
 
 # -- the deadline ---------------------------------------------------------------------------------

@@ -580,6 +580,7 @@ def test_a_pass_that_is_wrong_is_not_explained(monkeypatch: pytest.MonkeyPatch) 
     assert judge(SCRIPT, example).outcome == "diverged"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", sorted(REDUCTIONS))
 def test_a_loss_that_says_no_reduction_is_a_mean_by_its_schema_and_not_in_python(op: str) -> None:
     """What is said, by name or number, is the same for both."""
