@@ -23,7 +23,7 @@ import sys
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from amp_fuzz import reference
-from amp_fuzz.backends import backends, harness, prelude
+from amp_fuzz.backends import backends, harness
+from amp_fuzz.backends.reference import within
 from amp_fuzz.cases.case import Case
 from amp_fuzz.reference.shadow.band import UNIT_ROUNDOFF, Band, distance
 from amp_fuzz.reference.shadow.mode import Shadow
@@ -141,17 +142,7 @@ def random_cases(args: argparse.Namespace) -> dict[str, Any]:
 def follow(case: Case, mode: Traced) -> None:
     """Run a case under the reference and a mode, in every thread of it."""
     reference_ = backends()["eager-cpu"].reference()
-
-    def in_thread(function: Callable[..., Any], *args: Any) -> Any:
-        def followed() -> Any:
-            with mode:
-                return function(*args)
-
-        return prelude.in_thread(followed)
-
-    runtime = replace(
-        reference_.of(case), scope=lambda: mode, noted=lambda label, t: None, thread=in_thread
-    )
+    runtime = replace(within(reference_.of(case), lambda: mode), noted=lambda label, t: None)
     harness.run(case, runtime)
 
 

@@ -31,7 +31,6 @@ from amp_fuzz.backends.eager import has_device
 from amp_fuzz.backends.export import DATA_DEPENDENT
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.backends.numerics import numerics
-from amp_fuzz.backends.prelude import in_thread
 from amp_fuzz.backends.reference import ReferenceRuntime, within
 from amp_fuzz.backends.reproducing import TorchRepros, opaque
 from amp_fuzz.backends.source import program_source
@@ -134,7 +133,7 @@ class CompileBackend(TorchRepros, TorchBackend):
         runtime = self.runtime(
             driver=lambda names: self._driver(case, names),
             # The configuration of torch.compile is thread-local.
-            thread=lambda *call: in_thread(self.configured, plan, *call),
+            follow=lambda function: partial(self.configured, plan, function),
         )
         before = graphs()
         try:

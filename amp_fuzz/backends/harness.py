@@ -78,6 +78,10 @@ class Observation:
 _CUSTOM = {name: getattr(custom_functions, name) for name in custom_functions.__all__}
 
 
+def _itself(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
 def _without_fp8(checkpoint: Callable[..., Any]) -> Mapping[str, Any]:
     return {}
 
@@ -91,8 +95,9 @@ class Runtime:
     tensors). fake: tensors have no values. driver: takes the program's globals and returns names
     with other values for the plan's code (the compiled program). noted: called with each observed
     tensor. fp8: returns what stands for FP8 in one run: ``fp8``, ``fp8_linear``, and a checkpoint
-    of the one that it is given. thread: runs a function in another thread. place: moves a CPU input
-    to where the program works; by default it is copied to `device`.
+    of the one that it is given. follow: called in the thread that starts another, returns a
+    function as that thread has to run it: modes and rules are thread-local. place: moves a CPU
+    input to where the program works; by default it is copied to `device`.
     """
 
     device: str
@@ -105,13 +110,17 @@ class Runtime:
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
     fake: bool = False
     noted: Callable[[str, torch.Tensor], None] | None = None
-    thread: Callable[..., Any] = prelude.in_thread
+    follow: Callable[[Callable[..., Any]], Callable[..., Any]] = _itself
     driver: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
     grad: Callable[..., Any] = torch.func.grad
     vmap: Callable[..., Any] = torch.func.vmap
     custom_op: Callable[..., Any] = custom_op
     place: Callable[[torch.Tensor], torch.Tensor] | None = None
     fp8: Callable[[Callable[..., Any]], Mapping[str, Any]] = _without_fp8
+
+    def thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function in a new thread of the run, and return or raise what it does."""
+        return prelude.in_thread(self.follow(function), *args)
 
     def names(self) -> dict[str, Any]:
         """Return the globals of the case's source, except `observe`."""

@@ -28,10 +28,10 @@ from amp_fuzz.reference.shadow.written import casting
 __all__ = [
     "Numerics",
     "ReferenceRuntime",
+    "following",
     "reference_on_cpu",
     "reference_runtime",
     "surrounded",
-    "threading",
     "within",
 ]
 
@@ -158,7 +158,7 @@ class ReferenceRuntime:
             with mode, base.scope():
                 yield
 
-        runtime = replace(base, scope=scope, noted=note, thread=threading(scope))
+        runtime = replace(base, scope=scope, noted=note, follow=following(scope))
         with _casting(meant):
             return harness.run(meant, runtime), bands
 
@@ -190,7 +190,7 @@ def within(runtime: Runtime, context: Callable[[], AbstractContextManager[Any]])
         with base(), context():
             yield
 
-    return replace(runtime, scope=scope, thread=threading(scope))
+    return replace(runtime, scope=scope, follow=following(scope))
 
 
 def _wrapping(runtime: Runtime, composed: Composed, case: Case) -> Runtime:
@@ -209,22 +209,24 @@ def _wrapping(runtime: Runtime, composed: Composed, case: Case) -> Runtime:
     return replace(runtime, driver=driver)
 
 
-def threading(scope: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Callable[..., Any]:
-    """Return a function that runs another in a new thread, in a context: modes are thread-local.
+def following(
+    scope: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a `Runtime.follow`: another thread enters a context, since modes are thread-local.
 
-    So are the rules of autocast: the new thread inherits them.
+    So are the rules of autocast: the other thread inherits them.
     """
 
-    def in_thread(function: Callable[..., Any], *args: Any) -> Any:
+    def follow(function: Callable[..., Any]) -> Callable[..., Any]:
         inherited = reference.inherited()
 
-        def follow() -> Any:
+        def followed(*args: Any, **kwargs: Any) -> Any:
             with inherited(), scope():
-                return function(*args)
+                return function(*args, **kwargs)
 
-        return prelude.in_thread(follow)
+        return followed
 
-    return in_thread
+    return follow
 
 
 def reference_runtime(
@@ -248,7 +250,7 @@ def reference_runtime(
             reset=reset,
             scope=scope,
             fake=fake,
-            thread=threading(),
+            follow=following(),
         )
     )
 

@@ -6,7 +6,9 @@ import copy
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,22 +19,24 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import amp_fuzz
 from amp_fuzz.backends import BackendError
 from amp_fuzz.backends.harness import quiet
+from amp_fuzz.backends.reference import within
 from amp_fuzz.backends.registry import MissingBackend, choose_backends
 from amp_fuzz.cases.case import Plan
 from amp_fuzz.interfaces import check
 from amp_fuzz.interfaces.check import custom_ops
 from amp_fuzz.interfaces.check.adapters import CheckedReference
-from amp_fuzz.interfaces.check.call import Names
+from amp_fuzz.interfaces.check.call import Names, call
 from amp_fuzz.interfaces.check.extract import cut
 from amp_fuzz.interfaces.check.subject import Subject
 from amp_fuzz.interfaces.check.trace import function_calls
 from amp_fuzz.upstream.explain import judge_of
 from tests.check.faults import Broken, BrokenCompiler, BrokenFake, kernels
-from tests.helpers import one_line
+from tests.helpers import eager, one_line
 
 EAGER = ["eager-cpu"]
 CHEAP = ["eager-cpu", "fake-cuda"]
@@ -315,6 +319,68 @@ def test_a_known_divergence_passes_and_is_shown() -> None:
     assert result, str(result)
     assert result.runs[0].status == "known"
     assert "known as  cache-ignores-dtype" in str(result)
+
+
+def test_a_divergence_in_a_thread_of_the_callables_own_is_known_as_in_one() -> None:
+    """In a pool too, whose thread was there before the run."""
+    w = torch.randn(3, 3, requires_grad=True)
+
+    def other() -> Tensor:
+        with torch.autocast("cpu", torch.float16):
+            return w @ w
+
+    def started() -> tuple[Tensor, Tensor]:
+        found: list[Tensor] = []
+        thread = threading.Thread(target=lambda: found.append(other()))
+        y = w @ w
+        thread.start()
+        thread.join()
+        return y, found[0]
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+
+        def submitted() -> tuple[Tensor, Tensor]:
+            return w @ w, pool.submit(other).result()
+
+        for function in (started, submitted):
+            result = amp_fuzz.check(function, backends=EAGER, isolate=False)
+            assert result.runs[0].status == "known", str(result)
+            assert "known as  cache-ignores-dtype" in str(result)
+
+
+class _Noted(TorchDispatchMode):
+    """Notes the ops that are called."""
+
+    def __init__(self, found: list[str]) -> None:
+        super().__init__()
+        self.found = found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_what_is_around_a_run_is_around_each_of_its_threads_once(pooled: bool) -> None:
+    """Shadows and wrong kernels are modes, which are thread-local."""
+
+    def apart(x: Tensor) -> None:
+        if pooled:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(torch.tanh, x).result()
+        else:
+            thread = threading.Thread(target=torch.tanh, args=(x,))
+            thread.start()
+            thread.join()
+
+    found: list[str] = []
+    runtime = within(eager().reference().runtime, lambda: _Noted(found))
+    seen = call(Subject(apart, (torch.ones(2),), {}), runtime, Plan(), Names(), redirect=True)
+    assert seen.raised is None
+    assert found.count("aten.tanh.default") == 1
+    assert threading.Thread.start.__module__ == "threading"  # put back
+    assert ThreadPoolExecutor.submit.__module__ == "concurrent.futures.thread"
 
 
 _TANH = """

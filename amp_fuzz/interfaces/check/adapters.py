@@ -20,7 +20,7 @@ from amp_fuzz.backends import Availability, Backend, imitation
 from amp_fuzz.backends.base import Calls, kernels_of
 from amp_fuzz.backends.determinism import Kernels, Trace
 from amp_fuzz.backends.harness import Observation, Runtime
-from amp_fuzz.backends.reference import ReferenceRuntime, surrounded, within
+from amp_fuzz.backends.reference import ReferenceRuntime, following, surrounded, within
 from amp_fuzz.cases.case import Case, Plan, inferring
 from amp_fuzz.cases.program import Program, Ref, Statement, TensorSpec
 from amp_fuzz.catalogue import CATALOGUE
@@ -255,7 +255,7 @@ class CheckedReference(ReferenceRuntime):
             with mode, base.scope():
                 yield
 
-        runtime = replace(base, scope=scope, noted=note)
+        runtime = replace(base, scope=scope, noted=note, follow=following(scope))
         with self._calling():
             return self.checked.called(runtime, self._plan(case), self._wrapped(case)), bands
 

@@ -20,7 +20,7 @@ from amp_fuzz.backends import prelude
 from amp_fuzz.backends.harness import Observation, Raised, Runtime, changes
 from amp_fuzz.backends.torch_state import chosen_dtypes, restoring, torch_state
 from amp_fuzz.cases.case import Plan
-from amp_fuzz.interfaces.check.redirect import contexts_of
+from amp_fuzz.interfaces.check.redirect import contexts_of, threads_following
 from amp_fuzz.interfaces.check.subject import Subject
 from amp_fuzz.interfaces.check.trees import leaves_of
 from amp_fuzz.reference.state import default_dtypes
@@ -99,7 +99,8 @@ def call(
     """Call a subject in the contexts of a plan, and its backward pass after them.
 
     invoke: replaces the call of the callable. redirect: ``torch.autocast`` in its own code becomes
-    the runtime's too. The subject's state is restored afterwards.
+    the runtime's too, and the threads that it starts follow. The subject's
+    state is restored afterwards.
     """
     with default_dtypes(chosen_dtypes()):
         return _called(subject, runtime, plan, names, invoke, numbers, redirect)
@@ -127,6 +128,7 @@ def _called(
             inputs = None if runtime.fake else subject.fresh(copy)
             if redirect:
                 stack.enter_context(contexts_of(runtime.autocast, asked=runtime.fake))
+                stack.enter_context(threads_following(runtime.follow))
             stack.enter_context(runtime.scope())
             if moved:
                 with _disable_current_modes() if not runtime.fake else nullcontext():

@@ -1,4 +1,4 @@
-"""Replace ``torch.autocast`` by another implementation for a block.
+"""Replace ``torch.autocast`` by another implementation for a block, in its threads too.
 
 Checked code may open its own contexts. Under the reference, and on a missing device, these must be
 contexts of that implementation. Other modules hold the class itself, so its methods are replaced.
@@ -6,8 +6,10 @@ contexts of that implementation. Other modules hold the class itself, so its met
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch.amp.autocast_mode import autocast
 from amp_fuzz.patching import patched
 from amp_fuzz.policies.tables import DEVICES
 
-__all__ = ["contexts_of"]
+__all__ = ["contexts_of", "threads_following"]
 
 
 @contextmanager
@@ -61,4 +63,31 @@ def contexts_of(implementation: Callable[..., Any], *, asked: bool) -> Iterator[
     with ExitStack() as stack:
         for name, method in changed.items():
             stack.enter_context(patched(autocast, name, method))
+        yield
+
+
+@contextmanager
+def threads_following(follow: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Have the threads that checked code starts follow its run: see `Runtime.follow`.
+
+    A pool keeps its threads, maybe from one run to the next: there each task follows its own run.
+    """
+    start, submit, pools = threading.Thread.start, ThreadPoolExecutor.submit, threading.local()
+
+    def started(self: threading.Thread) -> None:
+        if not getattr(pools, "submitting", False):
+            self.run = follow(self.run)  # type: ignore[method-assign]
+        start(self)
+
+    def submitted(self: Any, task: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        pools.submitting = True
+        try:
+            return submit(self, follow(task), *args, **kwargs)
+        finally:
+            pools.submitting = False
+
+    with (
+        patched(threading.Thread, "start", started),
+        patched(ThreadPoolExecutor, "submit", submitted),
+    ):
         yield

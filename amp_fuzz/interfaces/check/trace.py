@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amp_fuzz.backends.reference import ReferenceRuntime
+from amp_fuzz.backends.reference import ReferenceRuntime, following
 from amp_fuzz.cases.case import Plan
 from amp_fuzz.cases.program import Autocast
 from amp_fuzz.interfaces.check.call import Names, call
@@ -241,7 +241,7 @@ def names_called(subject: Subject, reference: ReferenceRuntime, plan: Plan) -> s
         with reference.runtime.scope(), Ops():  # type: ignore[no-untyped-call]
             yield
 
-    runtime = replace(reference.runtime, scope=scope)
+    runtime = replace(reference.runtime, scope=scope, follow=following(scope))
     call(subject, runtime, plan, Names(), invoke=invoke, redirect=True)
     return found
 

@@ -18,7 +18,8 @@ with torch.autocast("cpu", dtype=torch.bfloat16):
 requires grad until the outermost context ends. The cache is keyed by the tensor alone
 (`cached_cast` in `aten/src/ATen/autocast_mode.cpp`), so under nested contexts of two dtypes the
 inner one gets the cast that the outer one made. Most ops then raise; an op whose kernel takes
-operands of two dtypes computes with the wrong one without a word.
+operands of two dtypes computes with the wrong one without a word. The cache is also one for all
+threads, so a thread under `float16` gets the cast that another one made under `bfloat16`.
 
 **What the documentation says.** ["In these regions, ops run in an op-specific dtype chosen by
 autocast"](https://docs.pytorch.org/docs/stable/amp.html); the dtype is an argument of each
@@ -233,7 +234,7 @@ def _of_thread(semantics: Semantics) -> Semantics:
 BUGS = (
     Bug(
         id="cache-ignores-dtype",
-        what="nested autocast contexts of two dtypes: the inner one gets the outer one's cast of a weight",
+        what="autocast contexts of two dtypes, nested or in two threads: one gets the other's cast of a weight",
         why="the weight cache is keyed by the weight alone, not by the dtype it was cast to",
         torch=">=2.7",
         seen="2.15.0",
@@ -247,6 +248,17 @@ BUGS = (
                     call("mm", "w1", "w1"),
                     under(F16, call("mm", "w1", "w1", to="v1")),
                 ),
+            ),
+            Example(  # the first pass makes the cast in one thread, another one gets it
+                "eager-cpu",
+                case(
+                    [x("x0", 2, 2), x("w1", 2, 2)],
+                    call("mm", "w1", "w1"),
+                    under(F16, call("mm", "w1", "w1", to="v1")),
+                    first_pass="no_grad",
+                    thread="inside",
+                ),
+                torch=">=2.11",
             ),
         ),
     ),
