@@ -26,7 +26,7 @@ from amp_fuzz.findings.minimize import (
     search,
     without,
 )
-from amp_fuzz.findings.minimize.arguments import arguments
+from amp_fuzz.findings.minimize.arguments import arguments, forms
 from amp_fuzz.findings.minimize.nearest import distance, nearest
 from amp_fuzz.findings.minimize.shapes import frozen_case
 from amp_fuzz.findings.minimize.specs import cast, frozen, held_numbers, with_numbers
@@ -488,6 +488,15 @@ def test_no_candidate_writes_an_input_that_is_no_buffer(op: str) -> None:
     tried = [e.case for e in events if isinstance(e, Tried)]
     assert not [str(c.program) for c in tried if wrongly_written(c.program, CATALOGUE)]
     assert [s.op for s in statements(small.program.body)] == [op]
+
+
+def test_no_plainer_form_writes_in_place() -> None:
+    """A checkpoint runs its body twice, so no drawn case writes in one."""
+    for op in CATALOGUE.values():
+        for form in op.forms:
+            made = case([x("x0", 2), x("x1", 2)], call(op.name, "x0", "x1", form=form))
+            offered = {s.form for c in forms(made) for s in statements(c.program.body)}
+            assert offered.isdisjoint({"inplace", "out"}), (op.name, form)
 
 
 def test_a_case_that_writes_an_input_gets_small_all_the_same() -> None:
