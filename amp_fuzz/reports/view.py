@@ -598,6 +598,9 @@ def _verdict(
         lost = f"{plural(len(data.damage), 'record')} cannot be read"
         sentence = f"INCOMPLETE: {lost}. Nothing new in the others{_of(over, explained)}.{but}"
         return Verdict("unended", sentence, report)
+    if (_last(data)["reason"] == "crashed").any() and cases and not (diverged or expired):
+        sentence = f"AN ERROR ENDED THE RUN: nothing new so far{_of(over, explained)}.{failing}"
+        return Verdict("unended", sentence, report)
     if not cases:
         sentence = "NOTHING RAN: 0 cases, so this run says nothing about autocast."
         return Verdict("nothing", sentence, "amp-fuzz doctor")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -172,3 +173,10 @@ def test_the_page_documents_each_column(table: Table) -> None:
     section = PAGE.read_text("utf-8").partition(f"## `{table}`")[2].partition("\n## ")[0]
     named = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", section, re.MULTILINE)
     assert [(name, kind.strip("` ")) for name, kind in named] == list(COLUMNS[table].items())
+
+
+def test_reports_are_reached_from_the_package_and_import_no_torch() -> None:
+    """As the README loads them, in a process that has imported nothing else."""
+    code = "import sys, amp_fuzz; amp_fuzz.reports.load; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

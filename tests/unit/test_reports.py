@@ -614,6 +614,14 @@ def test_a_run_that_was_cut_short_says_so(tmp_path: Path) -> None:
     )
 
 
+def test_a_run_that_an_error_ended_does_not_begin_with_nothing_new(tmp_path: Path) -> None:
+    shown = view_of(store_of(tmp_path, [ran(), EndRecord("", "", 1, 2.0, "crashed")]))
+    assert (shown.verdict.kind, shown.tone) == ("unended", "warn")
+    assert shown.verdict.sentence == (
+        "AN ERROR ENDED THE RUN: nothing new so far, of 1 case on 1 backend."
+    )
+
+
 def test_a_run_whose_time_was_up_says_how_far_it_came(tmp_path: Path) -> None:
     ends = [EndRecord("eager-cpu", "x", 40, 1.0), EndRecord("", "", 8114, 180.2, "stopped", 12000)]
     shown = view_of(store_of(tmp_path, [ran(), ran(backend="fake-cuda"), *ends]))
