@@ -17,12 +17,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, MutableMapping, Set
 from dataclasses import replace
 from functools import partialmethod
+from typing import Any
 
 import msgspec
+import torch
 
 from amp_fuzz import reference
 from amp_fuzz.backends import without_values
-from amp_fuzz.backends.harness import Observation, Raised
+from amp_fuzz.backends.harness import Observation, Raised, run_marked
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.source import statement_source
 from amp_fuzz.cases.case import Case, Plan, bare, inferring
@@ -87,7 +89,7 @@ def _raising(judge: Judge, verdict: Verdict) -> Iterator[Note]:
     case, at = _until(verdict.case, seen.raised)
     if _untouched(case, at, seen, judge.backend.device):
         return
-    if runtime.run(bare(case)).raised is not None:
+    if runtime.run(bare(case)).raised is not None or _astray(case, at, runtime):
         return
     small = None if at is None else alone(case, (at,), capture(case, runtime))
     if small is None or runtime.run(small).raised is None:  # it depends on the statements around it
@@ -132,6 +134,30 @@ def _untouched(case: Case, at: int | None, seen: Observation, device: str) -> bo
     return not casts or {spec.name for spec in case.program.inputs}.issuperset(uses(statement))
 
 
+def _astray(case: Case, at: int | None, runtime: ReferenceRuntime) -> bool:
+    """Return whether a statement got a tensor on another device than without autocast.
+
+    Autocast moves none: a fake kernel lost the device, as it does for those dtypes by itself.
+    """
+    if at is None:
+        return False
+    under, plain = _places(case, at, runtime), _places(bare(case), at, runtime)
+    return any(place != plain.get(name, place) for name, place in under.items())
+
+
+def _places(case: Case, at: int, runtime: ReferenceRuntime) -> dict[str, str]:
+    """Return the device types of a statement's inputs in its first call."""
+    wanted, found = uses(list(statements(case.program.body))[at]), dict[str, str]()
+
+    def mark(number: int, names: Mapping[str, Any]) -> None:
+        if number == at and not found:
+            tensors = {n: names[n] for n in wanted if isinstance(names.get(n), torch.Tensor)}
+            found.update({name: tensor.device.type for name, tensor in tensors.items()})
+
+    run_marked(case, runtime.runtime, mark)
+    return found
+
+
 def _devices_running(small: Case, device: str, runtime: ReferenceRuntime) -> tuple[str, ...]:
     """Return the devices whose policies let a statement run on this device's kernels."""
     dtypes = {dtype for _, dtype in _under(small, device)}
@@ -174,7 +200,7 @@ def _differing(judge: Judge, verdict: Verdict, memory: Memory) -> Iterator[Note]
         here = ", ".join(s.dtype for s in made if s is not None)
         told: dict[str, list[str]] = {}
         for others in _unlike(op, device, dtype, floats):
-            key = (device, others[0], dtype, *_signature(statement, specs))
+            key = (device, others[0], dtype, here, *_signature(statement, specs))
             if key not in memory:
                 memory[key] = _elsewhere(judge, statement, specs, here, others[0], dtype)
             if memory[key]:
@@ -313,7 +339,7 @@ def _signature(statement: Statement, specs: Mapping[str, TensorSpec]) -> tuple[s
         match arg:
             case Ref():
                 spec = specs[arg.name]
-                return spec.dtype if spec.shape else f"{spec.dtype} scalar"
+                return " ".join([spec.dtype, spec.device, "" if spec.shape else "scalar"]).strip()
             case Items():
                 return f"[{', '.join(map(word, arg.items))}]"
             case DType():
@@ -344,8 +370,10 @@ def _elsewhere(
     made = tuple(name for name in statement.outputs if name != "_")
     plan = Plan((Autocast(dtype=dtype),), backward="none")
     case = Case(Program(given, (statement,), made), plan)
-    device = judge.backend.device
-    lent = under_policies(judge.backend.reference(), load_table(other), device)
+    device, runtime = judge.backend.device, judge.backend.reference()
+    if _came(runtime.run(case), made) != here:  # it ran otherwise, as on tensors of the CPU
+        return ""
+    lent = under_policies(runtime, load_table(other), device)
     came = _came(lent.run(case), made)
     if came.startswith("raises "):
         there = without_values(other)

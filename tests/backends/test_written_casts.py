@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
@@ -21,9 +23,10 @@ from amp_fuzz.oracle.judge import Explanation
 from amp_fuzz.oracle.labels import guilty_op
 from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.oracle.verdict import Verdict
+from amp_fuzz.patching import patched
 from amp_fuzz.reference.shadow.mode import Shadow
 from amp_fuzz.reference.shadow.written import casting, written
-from amp_fuzz.upstream import quirks, shipped
+from amp_fuzz.upstream import quirks, roundings, shipped
 from amp_fuzz.upstream.explain import Explainer, judge_of
 from tests.helpers import BF16, WrongKernel, call, case, needs_torch, x
 
@@ -162,6 +165,22 @@ def test_a_rounding_that_nobody_writes_is_a_note() -> None:
     (note,) = verdict.notes
     assert (note.kind, note.op, note.where) == ("precision", "float", "v1 = v0.float()")
     assert note.message == "the rounding to 16 bits after mul is left out"
+    # The option was tried on this compiler, which leaves the rounding out all the same.
+    assert note.advice == "Compare with eager's result within the rounding of 16 bits."
+
+
+def test_an_option_is_advised_where_it_makes_the_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the option is one that makes the backend forget nothing."""
+
+    def obeying() -> AbstractContextManager[None]:
+        honest: Any = backends()[INDUCTOR].reference().run
+        return patched(Forgetful, "run", lambda self, cases: [honest(one) for one in cases])
+
+    monkeypatch.setattr(roundings, "WITHOUT", {"elided-casts": obeying})
+    with quiet():
+        verdict = judge_of(forgetful(INDUCTOR, WIDE), shipped()).judge(PRODUCT)
+    (note,) = verdict.notes
+    assert note.advice.startswith("Set torch._inductor.config.emulate_precision_casts")
 
 
 def test_a_rounding_that_an_option_promises_is_a_finding() -> None:

@@ -64,8 +64,31 @@ class Once(Mul):
         return g * w, g * x
 
 
+class Clamp(Function):
+    """Honest: its gradient is 0 outside of 0 to 6."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.clamp(0, 6)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return g * ((x > 0) & (x < 6))
+
+
+class Open(Clamp):
+    """Forgets the upper limit in its backward."""
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return g * (x > 0)
+
+
 class StraightThrough(Function):
-    """Honest: its gradient is not that of its forward, on purpose."""
+    """Its gradient is not that of its forward, on purpose."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -74,6 +97,15 @@ class StraightThrough(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
         return g
+
+
+class Halved(Mul):
+    """Honest but for its derivative, which is half of the right one."""
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        return g * w / 2, g * x
 
 
 class Freed(Mul):
@@ -179,7 +211,7 @@ _LIBRARY.define("half(Tensor x, Tensor w) -> Tensor")
 _LIBRARY.impl("half", lambda x, w: x if x.dtype is torch.bfloat16 else x * w, "CPU")
 _LIBRARY.impl("half", lambda x, w: torch.empty_like(x), "Meta")
 torch.library.register_autograd(
-    "contracts::half", lambda ctx, g: (g, None), setup_context=_saved, lib=_LIBRARY
+    "contracts::half", lambda ctx, g: _gradients(ctx, g), setup_context=_saved, lib=_LIBRARY
 )
 torch.library.register_autocast("contracts::half", "cpu", torch.bfloat16, lib=_LIBRARY)
 _LIBRARY.define("undeclared(Tensor x) -> Tensor")

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import amp_fuzz
-from amp_fuzz.interfaces.check_op import CONTRACTS
+from amp_fuzz.interfaces.check_op import CONTRACTS, Contract
 from tests.check import ops
 from tests.helpers import brief
 
@@ -39,7 +39,8 @@ HONEST: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "mul": (ops.Mul, (X, W)),
     "matmul": (ops.Matmul, (X, W)),
     "once": (ops.Once, (X, W)),
-    "straight-through": (ops.StraightThrough, (X,)),
+    "clamp": (ops.Clamp, (X,)),
+    "clamp at its limits": (ops.Clamp, (torch.tensor([0.0, 6.0, 3.0, 6.000001]).requires_grad_(),)),
     "apply": (ops.Matmul.apply, (X, W)),
     "plain": (ops.plain, (X, W)),
     "cast": (ops.cast, (X, W, 0.5)),
@@ -73,6 +74,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "retain": (ops.Freed, "'NoneType' object has no attribute 'isalpha'"),
     "modified": (ops.Attributes, "input[0] is written in place before backward, and no error"),
     "needs": (ops.FirstOnly, "with a gradient for input[1] alone, input[1].grad: None"),
+    "gradcheck": (ops.Halved, "backward gives 0.5 times the gradient that numbers give, where"),
     "double": (ops.CutOff, "Numerical gradient for function expected to be zero"),
     "placement": (ops.Undecorated, "Undecorated.backward gives another gradient 0"),
     "state": (ops.Leaving, "after the call, autocast on cpu: True became False"),
@@ -103,20 +105,21 @@ def test_a_wrong_op_breaks_one_contract_alone(name: str) -> None:
 
 
 TEXT = """\
-amp_fuzz.check_op of Freed, autograd.Function, seed 0: BREAKS retain
+amp_fuzz.check_op of Freed, autograd.Function, seed 0: {head}
   eager-cpu, bfloat16           agrees: 1 value, 2 gradients, bit for bit
   compile[aot_eager], bfloat16  agrees: 1 value, 2 gradients, within their rounding, 1 graph
   export, bfloat16              agrees: 1 value, within their rounding
   retain                        BROKEN (no context)
   modified                      kept: 3 tensors written in place: 2 an error, 1 without effect
   needs                         kept: 2 gradients, each alone and all together
+  gradcheck                     kept: 3 points, in float64
   double                        kept: torch.autograd.gradgradcheck passes, in float64
   placement                     kept: 1 backward of its own, the same wherever it runs
   state                         kept: unchanged after the call and after its backward pass
-  alias                         skipped: for ops with a schema
+  alias                         not judged: for ops with a schema
   fake                          kept: 1 output: dtype, shape and strides
-  vmap                          skipped: it declares no rule; in_dims= asks for one
-  opcheck                       skipped: for ops with a schema
+  vmap                          not judged: it declares no rule; in_dims= asks for one
+  opcheck                       not judged: for ops with a schema
 
 retain: BROKEN (no context)
   where     {where}
@@ -128,7 +131,9 @@ retain: BROKEN (no context)
 
 def test_the_text_of_a_result() -> None:
     result = amp_fuzz.check_op(ops.Freed, X, W)
-    assert str(result) == TEXT.format(where=result.broken[0].where)
+    assert str(result) == TEXT.format(
+        head="BREAKS retain (7 kept, 1 broken, 3 not judged)", where=result.broken[0].where
+    )
     assert result.broken[0].where.startswith("ops.py:")
     with pytest.raises(amp_fuzz.CheckFailed, match="BREAKS retain"):
         result.raise_if_failed()
@@ -242,6 +247,96 @@ def test_what_a_call_changes_is_restored() -> None:
 def test_what_cannot_be_checked_is_an_error(call: Callable[[], Any], said: str) -> None:
     with pytest.raises(amp_fuzz.CheckError, match=said):
         call()
+
+
+# -- the first derivative -------------------------------------------------------------------------
+
+
+def in_one_dtype(op: Any, dtype: torch.dtype) -> Any:
+    """Return an op that runs in no other dtype."""
+
+    class Only(op):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, *args: Tensor) -> Any:
+            if args[0].dtype is not dtype:
+                raise RuntimeError(f"only for {dtype}")
+            return op.forward(ctx, *args)
+
+    return Only
+
+
+def gradcheck(op: Any, *inputs: Tensor) -> Contract:
+    result = amp_fuzz.check_op(op, *inputs, backends=EAGER, contracts=["gradcheck"])
+    return result.contracts[0]
+
+
+def test_a_derivative_that_is_wrong_where_no_input_was_given_is_found_there() -> None:
+    found = gradcheck(ops.Open, X)
+    assert (found.state, found.where) == ("broken", "input[0].grad")
+    assert "backward gives a gradient, and numbers give 0, where input[0]" in found.detail
+    assert "at inputs of our own, in float64" in found.detail
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_an_op_that_float64_cannot_run_is_checked_in_its_own_dtype(dtype: torch.dtype) -> None:
+    x = X.detach().to(dtype).requires_grad_()
+    name = str(dtype).removeprefix("torch.")
+    assert gradcheck(in_one_dtype(ops.Open, dtype), x).state == "broken"
+    honest = gradcheck(in_one_dtype(ops.Clamp, dtype), x)
+    assert honest.state == "kept"
+    assert honest.detail.endswith(name)
+
+
+def test_an_op_whose_gradient_differs_on_purpose_leaves_the_contract_out() -> None:
+    result = amp_fuzz.check_op(ops.StraightThrough, X, backends=EAGER)
+    assert [c.name for c in result.broken] == ["gradcheck"]
+    assert "contracts='-gradcheck'" in result.broken[0].advice
+    result = amp_fuzz.check_op(ops.StraightThrough, X, backends=EAGER, contracts="-gradcheck")
+    assert result.ok, str(result)
+    assert {c.name for c in result.contracts} == {*CONTRACTS} - {"gradcheck"}
+
+
+def test_own_inputs_keep_the_signs_of_those_given() -> None:
+    """An op of positive numbers may say anything of negative ones."""
+
+    class Root(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x.abs().sqrt()
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Any:
+            return g * 0.5 / ctx.saved_tensors[0].abs().sqrt()
+
+    assert gradcheck(Root.apply, X.detach().abs().requires_grad_()).state == "kept"
+    assert gradcheck(Root.apply, X).state == "broken"
+
+
+# -- nothing judged is not "keeps" ----------------------------------------------------------------
+
+
+def test_inputs_of_which_none_requires_grad_are_made_to() -> None:
+    x, w = X.detach(), W.detach()
+    result = amp_fuzz.check_op(ops.Halved, x, w, backends=EAGER)
+    assert [c.name for c in result.broken] == ["gradcheck"]
+    assert "None of its inputs requires grad: the floating ones were made to." in str(result)
+    assert not x.requires_grad
+    # If one does, the others stay as they are.
+    result = amp_fuzz.check_op(ops.Mul, X, w, backends=EAGER, contracts=["retain"])
+    assert (result.contracts[0].detail, result.remarks) == ("1 gradient, twice over one graph", ())
+
+
+def test_an_op_without_a_derivative_is_told_what_was_not_judged() -> None:
+    result = amp_fuzz.check_op(torch.argmax, X.detach(), backends=EAGER)
+    assert result.ok
+    assert "keeps its contracts (2 kept, 9 not judged)" in str(result)
+
+
+def test_contracts_of_which_none_applies_are_not_kept() -> None:
+    result = amp_fuzz.check_op(ops.Matmul, X, W, backends=EAGER, contracts=["vmap"])
+    assert (result.verdict, result.ok) == ("unjudged", False)
+    assert "CANNOT BE JUDGED (1 not judged)" in str(result)
 
 
 @pytest.mark.thorough

@@ -124,6 +124,20 @@ def test_a_ban_is_not_noted_since_it_says_what_to_do() -> None:
     assert noted(under(ENTROPY), "fake-cuda") == ()
 
 
+def test_a_fake_kernel_that_loses_the_device_is_not_blamed_on_autocast() -> None:
+    """On fake maia, softmax(half, dtype=float32) is on meta, with or without autocast."""
+    half = [x("x0", 2, 2, dtype="bfloat16"), x("x1", 2, 2)]
+    body = call("softmax", "x0", dim=-1), call("mul", "v0", "x1", to="v1")
+    one = under(case(half, *body))
+    judge = judge_of(backends()["fake-maia"], relations="none")
+    with quiet():
+        raised = judge.judge(one).seen
+    if raised is None or raised.raised is None:
+        pytest.skip("this torch's fake softmax keeps the device")
+    assert raised.raised.kind == "FakeTensorDeviceMismatchError"
+    assert noted(one, "fake-maia") == ()
+
+
 def test_another_autocast_dtype_is_advised_if_it_runs_with_it() -> None:
     half = [*SQUARE, x("x2", 2, 2, dtype="bfloat16")]
     small = case(half, call("mm", "x0", "x1"), call("tensordot", "v0", "x2", dims=1, to="v1"))
@@ -214,6 +228,19 @@ def test_a_signature_that_was_met_runs_nothing_again(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(notes, "_elsewhere", None)
     again = msgspec.structs.replace(EXP, seed=5)
     assert noted(again, memory=memory) == first
+
+
+def test_tensors_of_the_cpu_do_not_borrow_what_the_devices_do() -> None:
+    """Autocast for CUDA leaves them alone: float16 on cuda, and float16 on cpu."""
+    own = x("x0", 2, dtype="float16")
+    plan = Plan((F16,), backward="none")
+    ours = case([own], call("exp", "x0"))
+    away = msgspec.structs.replace(own, device="cpu")
+    memory: Memory = {}
+    (note,) = noted(under(ours, plan), "fake-cuda", kinds=["portability"], memory=memory)
+    assert note.message == "float32 on cuda; 16 bits on cpu"
+    theirs = under(ours.with_program(inputs=(away,)), plan)
+    assert noted(theirs, "fake-cuda", kinds=["portability"], memory=memory) == ()
 
 
 @pytest.mark.parametrize("kind", NOTE_KINDS)

@@ -68,6 +68,9 @@ def check_op(
     - ``modified``: after an input, an output or a weight is written in place, backward raises, or
       its gradients do not change.
     - ``needs``: each gradient is the same if no other input requires one.
+    - ``gradcheck``: each gradient is the derivative that the op's values have, at the inputs and at
+      others of many sizes, in float64 if the op runs in it. The bound for their difference comes
+      from the values: how far a polynomial through those beside a point is from them.
     - ``double``: the second derivative is right (`torch.autograd.gradgradcheck` in float64), or
       refused with a RuntimeError.
     - ``placement``: a backward of its own gives the same gradients after the context, inside it and
@@ -82,9 +85,10 @@ def check_op(
     Args:
         op: a `torch.library.custom_op`, an op of ``torch.ops``, a subclass of
             `torch.autograd.Function`, a `torch.nn.Module`, or any callable.
-        inputs: its arguments; tensors are copied. Those that require grad are differentiated.
+        inputs: its arguments; tensors are copied. Those that require grad are differentiated. If
+            none does, all floating ones are, if the op is differentiable.
         kwargs: its keyword arguments.
-        contracts: the names of the contracts to judge.
+        contracts: the names of the contracts to judge; ``-name`` leaves one of all out.
         backends, autocast, seed, known, seconds, store, isolate: as in `amp_fuzz.check`. One of the
             backends must run eager's kernels, such as ``eager-cpu``.
         in_dims: as in `torch.vmap`: judges ``vmap`` for an op that declares no rule, or for these
@@ -106,6 +110,8 @@ def check_op(
     eager = _eager(chosen)
     contexts = context_list(autocast)
     entries = known_of(Options(known=tuple(map(Path, known))))
+    if (trained := _trained(call, target, eager)) is not None:
+        target, remarks = trained, (*remarks, _TRAINED)
     threads, kept = torch.get_num_threads(), target.subject.kept()
     torch.set_num_threads(1)  # as in a run: some kernels sum in another order on several threads
     try:
@@ -127,9 +133,35 @@ def check_op(
 
 def _rules(names: Collection[str]) -> dict[str, Rule]:
     given = [names] if isinstance(names, str) else list(names)
-    if unknown := [name for name in given if name not in RULES]:
+    if unknown := [name for name in given if name.removeprefix("-") not in RULES]:
         raise CheckError(f"contracts has {unknown[0]!r}: use {', '.join(RULES)}")
-    return {name: rule for name, rule in RULES.items() if name in given}
+    wanted = [name for name in given if name in RULES]
+    if len(wanted) < len(given):
+        wanted = [name for name in wanted or RULES if f"-{name}" not in given]
+    return {name: rule for name, rule in RULES.items() if name in wanted}
+
+
+_TRAINED = "None of its inputs requires grad: the floating ones were made to."
+
+
+def _trained(call: Call, target: Target, eager: Backend) -> Target | None:
+    """Return a target whose floating inputs require grad, if none does and it has a derivative."""
+    if (trained := target.trained()) is None:
+        return None
+    try:
+        (differentiable,) = call(_differentiable, trained, eager)
+    except Died:  # the contracts say so
+        return None
+    return trained if differentiable else None
+
+
+def _differentiable(target: Target, eager: Backend) -> Iterator[bool]:
+    """Yield whether a target has a gradient without autocast."""
+    runtime = _runtime_of(eager, target.subject.function)
+    seen = Passes(target.subject, runtime, ()).plain()
+    yield seen.raised is None and any(
+        value is not None for label, value in seen.values.items() if label[0] == "w"
+    )
 
 
 def _eager(backends: Sequence[Backend]) -> Backend:

@@ -23,7 +23,7 @@ from amp_fuzz.oracle import compare
 from amp_fuzz.oracle.compare import same
 from amp_fuzz.reports.printable import plural
 
-__all__ = ["double", "modified", "needed", "retained"]
+__all__ = ["double", "doubled", "modified", "needed", "retained", "symmetric"]
 
 
 def retained(tried: Tried) -> str:
@@ -115,7 +115,7 @@ def needed(tried: Tried) -> str:
 
 def double(tried: Tried) -> str:
     """Judge the second derivative in float64: right, or refused with a RuntimeError."""
-    subject = _doubled(tried.target.subject)
+    subject = doubled(tried.target.subject)
     passes = replace(tried.passes.bare(), subject=subject)
     with passes.calling() as one:
         seen = joined(one.forward(), one.backward)
@@ -165,7 +165,7 @@ def _checked_twice(passes: Passes, leaves: list[str], shift: float) -> Exception
     """Return the error of gradgradcheck, or None. shift: how far the inputs are moved first."""
     with passes.calling() as one:
         tensors = [one.tensors[name] for name in leaves]
-        symmetric = {id(t) for t in tensors if _symmetric(t)}
+        mirrored = {id(t) for t in tensors if symmetric(t)}
         generator = torch.Generator().manual_seed(passes.subject.seed)
         with torch.no_grad():
             for tensor in tensors:
@@ -176,7 +176,7 @@ def _checked_twice(passes: Passes, leaves: list[str], shift: float) -> Exception
         def function(*_: torch.Tensor) -> tuple[torch.Tensor, ...]:
             torch.manual_seed(passes.subject.seed)
             args, kwargs = mapped(
-                lambda leaf: (leaf + leaf.mH) / 2 if id(leaf) in symmetric else leaf,
+                lambda leaf: (leaf + leaf.mH) / 2 if id(leaf) in mirrored else leaf,
                 (one.args, one.kwargs),
             )
             result = passes.subject.function(*args, **kwargs)
@@ -193,13 +193,13 @@ def _checked_twice(passes: Passes, leaves: list[str], shift: float) -> Exception
     return None
 
 
-def _symmetric(tensor: torch.Tensor) -> bool:
+def symmetric(tensor: torch.Tensor) -> bool:
     """Return whether it may have to stay symmetric, as an input of a Cholesky decomposition."""
     square = tensor.dim() >= 2 and tensor.shape[-1] == tensor.shape[-2]
     return square and torch.equal(tensor, tensor.mH)
 
 
-def _doubled(subject: Subject) -> Subject:
+def doubled(subject: Subject) -> Subject:
     """Return a subject whose floating inputs, and whose module, are float64."""
 
     def double(leaf: Any) -> Any:

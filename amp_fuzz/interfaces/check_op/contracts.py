@@ -15,6 +15,7 @@ import torch
 from amp_fuzz.interfaces.check import messages
 from amp_fuzz.interfaces.check_op.backward import double, modified, needed, retained
 from amp_fuzz.interfaces.check_op.batches import vectorised
+from amp_fuzz.interfaces.check_op.gradcheck import gradchecked
 from amp_fuzz.interfaces.check_op.outputs import aliased, faked, leaks
 from amp_fuzz.interfaces.check_op.placement import placed
 from amp_fuzz.interfaces.check_op.target import Target
@@ -78,6 +79,12 @@ RULES: Mapping[str, Rule] = {
         needed,
         "Return a gradient for each input whose entry of ctx.needs_input_grad is true, whatever "
         "the other entries are.",
+    ),
+    "gradcheck": Rule(
+        gradchecked,
+        "Correct the backward. If its gradient differs from its forward on purpose, as that of a "
+        "straight-through estimator, pass contracts='-gradcheck'.",
+        everywhere=False,
     ),
     "double": Rule(
         double,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -12,7 +13,7 @@ __all__ = ["Contract", "OpResult", "State"]
 
 State: TypeAlias = Literal["kept", "broken", "skipped", "unjudged"]
 
-_STATES = {"kept": "kept", "broken": "BROKEN", "skipped": "skipped", "unjudged": "not judged"}
+_STATES = {"kept": "kept", "broken": "BROKEN", "skipped": "not judged", "unjudged": "NOT JUDGED"}
 _HEADS = {"agrees": "keeps its contracts", "diverges": "BREAKS", "unjudged": "CANNOT BE JUDGED"}
 
 
@@ -21,7 +22,8 @@ class Contract:
     """One contract of an op, and whether the op keeps it.
 
     name: as in `amp_fuzz.check_op`'s ``contracts=``. state: ``kept``; ``broken``; ``skipped``: it
-    does not apply, or torch refuses clearly; ``unjudged``: the op raises before it can be told.
+    does not apply, or torch refuses clearly; ``unjudged``: the op raises before it can be told. The
+    text calls both "not judged".
     detail: what was seen. autocast: the context in which it was broken, or could not be judged.
     where: the output, gradient or tensor, or the line that raised. advice: what to do.
     """
@@ -67,7 +69,7 @@ class OpResult:
 
         ``diverges``: a contract is broken, or a backend differs from the reference and no known
         finding explains it. ``unjudged``: neither, but a contract or a backend could not be judged,
-        or nothing was compared.
+        or none of the contracts applies, or nothing was compared.
         """
         ran = {run.status for run in self.runs if run.status != "skipped"}
         states = {contract.state for contract in self.contracts}
@@ -75,7 +77,7 @@ class OpResult:
             return "diverges"
         if "unjudged" in states or not ran <= {"agreed", "known"}:
             return "unjudged"
-        return "agrees" if ran or "kept" in states else "unjudged"
+        return "agrees" if "kept" in states or (ran and not states) else "unjudged"
 
     @property
     def ok(self) -> bool:
@@ -132,7 +134,11 @@ class OpResult:
     def _said(self) -> str:
         names = [c.name for c in self.broken]
         names += dict.fromkeys(d.backend for d in self.divergences)
-        return " ".join(filter(None, [_HEADS[self.verdict], ", ".join(names)]))
+        head = " ".join(filter(None, [_HEADS[self.verdict], ", ".join(names)]))
+        words = ("kept", "broken", "not judged")
+        counts = Counter(_STATES[c.state].lower() for c in self.contracts)
+        told = ", ".join(f"{counts[word]} {word}" for word in words if counts[word])
+        return f"{head} ({told})" if told else head
 
 
 def _alike(contracts: Sequence[Contract]) -> list[list[Contract]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from amp_fuzz.backends.base import Calls
 from amp_fuzz.interfaces.check.custom_ops import definition_of
 from amp_fuzz.interfaces.check.subject import CheckError, Subject
+from amp_fuzz.interfaces.check.trees import mapped
 from amp_fuzz.policies.tables import DEVICES, declared
 
 __all__ = ["Form", "Target"]
@@ -59,6 +60,24 @@ class Target:
             return bool(self.op.generate_vmap_rule) or own
         definition = definition_of(self.op) if self.dispatched else None
         return getattr(definition, "_vmap_fn", None) is not None
+
+    def trained(self) -> Target | None:
+        """Return it with floating inputs that require grad, or None if a tensor of it does."""
+        subject, made = self.subject, []
+        if any(t.requires_grad for t in (*subject.inputs().values(), *subject.state().values())):
+            return None
+
+        def trained(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor) or not (
+                leaf.is_floating_point() or leaf.is_complex()
+            ):
+                return leaf
+            made.append(leaf.detach().clone().requires_grad_())
+            return made[-1]
+
+        args, kwargs = mapped(trained, (subject.args, dict(subject.kwargs)))
+        subject = Subject.of(subject.function, args, kwargs, subject.seed)
+        return replace(self, subject=subject) if made else None
 
     def owns(self, func: Any) -> bool:
         """Return whether a call of the dispatcher is one of this op."""
