@@ -1,4 +1,7 @@
-"""Find what to do about a call that raises under autocast and runs without. Each remedy is run."""
+"""Find what to do about a call that raises under autocast and runs without.
+
+Each remedy but the last, autocast off on inputs in float32, is run before it is told.
+"""
 
 from __future__ import annotations
 
