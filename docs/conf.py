@@ -75,7 +75,7 @@ html_theme_options = {
     "github_url": source_repository,
     "show_toc_level": 2,
     "navigation_with_keys": False,
-    "collapse_navigation": True,  # the toggles of the theme have no name
+    "navigation_depth": 1,  # the toggles of the theme, below, have no name
     "footer_start": ["copyright"],
     "footer_end": [],
     "secondary_sidebar_items": ["page-toc"],

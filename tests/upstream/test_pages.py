@@ -15,7 +15,11 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.fixture(scope="module")
 def pages() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("pages", DOCS / "findings.py")
+    return script("findings")
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -44,6 +48,11 @@ def test_each_file_of_a_page_is_written(pages: ModuleType) -> None:
 
 def test_the_page_of_versions_is_what_was_measured(pages: ModuleType) -> None:
     assert pages.VERSIONS.read_text() == pages.by_version(pages.measured()), "run make pages"
+
+
+def test_the_page_of_honest_runs_is_what_was_measured() -> None:
+    measured = script("measured")
+    assert measured.PAGE.read_text() == measured.page(), "run make pages"
 
 
 def test_the_page_of_versions_shows_each_state(pages: ModuleType) -> None:
