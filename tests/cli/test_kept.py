@@ -63,7 +63,7 @@ def test_a_corpus_is_judged_first(amp_fuzz: Command, tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "good.json").write_bytes(GOOD.json())
     (tmp_path / "amp-fuzz.toml").write_text('corpus = "cases"\n')
-    done = amp_fuzz(*RUN)
+    done = amp_fuzz(*RUN, "-v")
     assert (done.code, done.err) == (0, "")
     assert "judged first: 1 case of cases\n" in done.out
     assert re.search(r"^  eager-cpu +4 +4 ", done.out, re.MULTILINE)

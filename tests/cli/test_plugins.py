@@ -64,7 +64,8 @@ def test_a_run_with_a_plugin_is_followed_to_a_script(
     for text in (done.out, explained.out):
         for words in commands(text, "repro"):
             assert {"--plugins=breaks", "--store=kept"} < set(words)
-    script = amp_fuzz(*commands(found, "repro")[0], "-o", "repro.py")
+    plain = [words for words in commands(found, "repro") if "--format=issue" not in words]
+    script = amp_fuzz(*plain[0], "-o", "repro.py")
     assert script.code == 0
 
     def run() -> int:

@@ -31,7 +31,7 @@ def url(bucket: Bucket, tmp_path: Path) -> str:
 
 
 def test_a_report_names_the_url_in_its_commands(command: Command, url: str, tmp_path: Path) -> None:
-    done = command("report", f"--store={url}")
+    done = command("report", "-v", f"--store={url}")
     assert (done.code, done.err) == (6, "")  # these runs have no end
     assert f"store {url}\n" in done.out
     assert f"amp-fuzz replay {FINDING.id} --store={url}" in done.out
