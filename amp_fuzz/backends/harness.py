@@ -145,6 +145,7 @@ class Runtime:
             "total": prelude.total,
             "trains": prelude.trains,
             "twice": prelude.twice,
+            "undecorated": prelude.undecorated,
             **self.fp8(self.checkpoint),
         }
 

@@ -51,6 +51,8 @@ _FUNCTIONS: Mapping[str, str] = {
     "custom_fwd": "as_function(program, device, custom_fwd, custom_bwd)",
     "cast_inputs": "as_function(program, device, custom_fwd, custom_bwd, torch.float32)",
     "setup_context": "as_function_apart(program, device, custom_fwd, custom_bwd)",
+    "function": "as_function(program, device, undecorated, undecorated)",
+    "function_apart": "as_function_apart(program, device, undecorated, undecorated)",
     "custom_op": "as_custom_op(program, device, custom_op)",
     "register_autocast": "as_custom_op(program, device, custom_op, torch.float32)",
 }

@@ -33,7 +33,17 @@ from amp_fuzz.cases.program import (
 )
 from amp_fuzz.cases.settings import SETTINGS
 
-__all__ = ["CUSTOM_OPS", "FORMAT", "Case", "CaseError", "Plan", "Precision", "load", "loads"]
+__all__ = [
+    "CUSTOM_OPS",
+    "FORMAT",
+    "Case",
+    "CaseError",
+    "Entry",
+    "Plan",
+    "Precision",
+    "load",
+    "loads",
+]
 
 FORMAT = 1
 MAX_CONTEXTS = 16  # like regions: CPython compiles at most 20 nested blocks
@@ -46,6 +56,8 @@ Entry: TypeAlias = Literal[
     "setup_context",
     "custom_op",
     "register_autocast",
+    "function",
+    "function_apart",
 ]
 CUSTOM_OPS: tuple[Entry, ...] = ("custom_op", "register_autocast")
 Backward: TypeAlias = Literal["none", "outside", "inside", "under"]
@@ -67,7 +79,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ``cast_inputs=torch.float32``; ``setup_context`` is one whose forward gets no ``ctx``.
         ``custom_op`` makes the program the body of a `torch.library.custom_op`, whose backward
         recomputes it under the contexts around the backward pass; ``register_autocast`` is the
-        same, but casts its inputs to float32.
+        same, but casts its inputs to float32. ``function`` and ``function_apart`` are ``custom_fwd``
+        and ``setup_context`` without these decorators, for programs without autocast.
     backward: where the backward pass runs; ``under`` means under `backward_context`.
     second: what follows: another backward over the retained graph, or a double backward.
     steps: training steps with an in-place weight update after each; `loop` says whether the steps
@@ -135,7 +148,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ProgramError(f"$.{name}={getattr(self, name)}: use {low} to {high}")
         if self.backward == "none" and (self.second != "none" or self.steps > 1 or self.scaler):
             raise ProgramError("$.backward='none' leaves nothing for second, steps or scaler")
-        if self.entry != "context" and not self.contexts:
+        if self.entry not in _BARE and not self.contexts:
             raise ProgramError(f"$.entry={self.entry!r} needs a context")
         if unknown := [line for line in self.settings if line not in SETTINGS]:
             raise ProgramError(f"$.settings has {unknown[0]!r}: use {', '.join(SETTINGS)}")
@@ -160,6 +173,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Whether the gradients are those of `torch.func.grad`."""
         return self.transform in ("grad", "vmap_grad")
 
+
+# The entries that need no autocast context.
+_BARE = ("context", "custom_op", "function", "function_apart")
 
 # The fields that were added later, at their defaults.
 _LATER = (

@@ -14,11 +14,12 @@ from amp_fuzz.backends import Backend, BackendError, unsupported
 from amp_fuzz.backends.base import misplaced
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.cases.case import Case
+from amp_fuzz.oracle.attribution import own
 from amp_fuzz.oracle.compare import Divergence
 from amp_fuzz.oracle.relations import RELATIONS, check_relation
 from amp_fuzz.oracle.trial import Skip, Trial
 from amp_fuzz.oracle.verdict import Verdict
-from amp_fuzz.records.schema import Note
+from amp_fuzz.records.schema import OWN, Note, Outcome
 
 __all__ = ["Explain", "Explanation", "Judge", "Unexplained", "broken", "confirmed"]
 
@@ -28,7 +29,7 @@ class Explanation:
     """The explanation of a case.
 
     divergence: the one to report, or None. known: the ids of the entries that explain it, joined by
-    +, or "" if something is left unexplained. notes: facts that do not affect the verdict.
+    +, or "" if something is left unexplained; `OWN` stands for the backend, without autocast. notes: facts that do not affect the verdict.
     """
 
     divergence: Divergence | None = None
@@ -112,7 +113,9 @@ class Judge:
             said = self._explained(trial, found)
             clock.lap("confirm")
         agreed: Literal["raised", "agreed"] = "raised" if observed.raised else "agreed"
-        diverged: Literal["known", "diverged"] = "known" if said.known else "diverged"
+        diverged: Outcome = "known" if said.known else "diverged"
+        if said.known == OWN:
+            diverged = "backend"
         return Verdict(
             case,
             backend.name,
@@ -131,12 +134,39 @@ class Judge:
         )
 
     def _explained(self, trial: Trial, found: Divergence) -> Explanation:
-        """Explain a divergence, or confirm the rest of it and explain that."""
-        said = self.explain(trial, found, confirmed=False)
+        """Explain a divergence: by the backend without autocast, then by known bugs.
+
+        The rest is confirmed and explained once more.
+        """
+        rest, left, mine = _beside(trial, found)
+        if left is None:
+            return Explanation(found, OWN)
+        said = self.explain(rest, left, confirmed=False)
         if said.known or said.divergence is None:
-            return said
-        found = confirmed(trial, said.divergence) if self.confirm else said.divergence
-        return self.explain(trial, found, confirmed=True)
+            return _joined(said, mine)
+        left = confirmed(rest, said.divergence) if self.confirm else said.divergence
+        if left.kind == "nondeterminism":
+            rest, other, changing = _beside(trial, left)
+            if other is None:
+                return Explanation(left, OWN)
+            mine = mine or changing
+        return _joined(self.explain(rest, left, confirmed=True), mine)
+
+
+def _beside(trial: Trial, found: Divergence) -> tuple[Trial, Divergence | None, bool]:
+    """Return the trial without what the backend does without autocast too, and what diverges there.
+
+    And whether there is such a part.
+    """
+    share = own(trial, found)
+    if not share:
+        return trial, found, False
+    rest = replace(trial, own=share)
+    return rest, None if share.relation else rest.compare() or rest.within(), True
+
+
+def _joined(said: Explanation, mine: bool) -> Explanation:
+    return replace(said, known=f"{said.known}+{OWN}") if mine and said.known else said
 
 
 def confirmed(trial: Trial, found: Divergence, skip: Skip = lambda label: False) -> Divergence:

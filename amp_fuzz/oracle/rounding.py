@@ -9,7 +9,7 @@ value over the threshold is measured again with many more samples before it is a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -68,6 +68,20 @@ class Rounding:
             return Divergence("range", label, *_unlike(want, got, band))
         found = self._far(label, band, got, None)
         return None if found is None else Divergence("range", label, *_said(found, want, band))
+
+    def near(self, label: str, one: torch.Tensor, other: torch.Tensor) -> bool:
+        """Return whether two values are as near as rounding, wherever both are.
+
+        The band of the label is moved to the first of them. False if no shadow could follow.
+        """
+        band = self._band(label, CONFIRM)
+        if band is None or not band.known or band.nominal.dtype != one.dtype:
+            return False
+        center = one.detach().to(band.clean.dtype)
+        moved = replace(
+            band, nominal=one, clean=center, samples=band.samples + (center - band.clean)
+        )
+        return not _over(distance(moved, other))
 
     def _far(
         self, label: str, band: Band, got: torch.Tensor, sure: torch.Tensor | None

@@ -12,14 +12,16 @@ import msgspec
 import torch
 
 from amp_fuzz.backends import Backend
-from amp_fuzz.backends.base import kernels_of, mixes, shadows_of
+from amp_fuzz.backends.base import kernels_of, mixes, shadows_of, unsupported
 from amp_fuzz.backends.determinism import Spread
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.cases.case import Case, bare, single
 from amp_fuzz.cases.program import returning_all
 from amp_fuzz.oracle import gauge
-from amp_fuzz.oracle.compare import Divergence, Judgement, compare, differ, same
+from amp_fuzz.oracle.attribution import NONE, Own
+from amp_fuzz.oracle.compare import Divergence, Judgement, compare, differ, nonfinite_differs, same
 from amp_fuzz.oracle.errors import alike, raised
+from amp_fuzz.oracle.explicit import Explicit, explicit
 from amp_fuzz.oracle.relations import within
 from amp_fuzz.oracle.rounding import Rounding
 from amp_fuzz.reference.shadow.band import Band
@@ -41,6 +43,7 @@ class _Kept:
     varying: dict[Hashable, Mapping[str, Spread]] = field(default_factory=dict)  # by imitation
     varied: set[str] = field(default_factory=set)
     unjudged: set[str] = field(default_factory=set)  # of what varied
+    explicit: dict[Hashable, Explicit | None] = field(default_factory=dict)  # by imitation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +53,8 @@ class Trial:
     expected: what the reference did. observed: what the backend did. imitated: a key for the bugs
     that the reference imitates, or None. scope: the context in which it imitates them. choice: what
     the reference takes from the backend because it is free; see `gauge`. loose: whether bands are
-    as wide as the backend's `Numerics` allow.
+    as wide as the backend's `Numerics` allow. own: how the backend differs without autocast too,
+    which is no divergence here.
     """
 
     case: Case
@@ -61,6 +65,7 @@ class Trial:
     scope: Scope = nullcontext
     choice: tuple[gauge.Pair, ...] = ()
     loose: bool = False
+    own: Own = NONE
     _kept: _Kept = field(default_factory=_Kept, repr=False)
 
     @classmethod
@@ -151,6 +156,22 @@ class Trial:
             self._kept.bare[self.imitated] = trial.settled()
         return self._kept.bare[self.imitated]
 
+    def explicit(self) -> Explicit | None:
+        """Return the explicit program of the case, if it has one that the backend can express."""
+        if self.imitated not in self._kept.explicit:
+            found = explicit(self)
+            if found is not None and unsupported(found.case, self.backend):
+                found = None
+            if found is not None and self.backend.fit(found.case) != found.case:
+                found = None
+            self._kept.explicit[self.imitated] = found
+        return self._kept.explicit[self.imitated]
+
+    def twin(self, case: Case, expected: Observation) -> Trial:
+        """Return the trial of another case that computes the same; the backend runs it once."""
+        how = {"imitated": self.imitated, "scope": self.scope, "_kept": _Kept(runs=self._kept.runs)}
+        return Trial(case, self.backend, expected, self.run_once(case), **how).settled()
+
     # -- comparing --------------------------------------------------------------------------------
 
     def compare(
@@ -161,7 +182,11 @@ class Trial:
         skip: labels to leave out. unjudged: collects the labels that no shadow could judge.
         """
         rounding = None if self.backend.exact else self._judgement(unjudged)
-        return self._compared(self.expected, self.observed, rounding, skip)
+        own, expected = self.own, self.expected
+        if own:
+            expected = own.expected(expected, self.observed)
+        left_out = (lambda at: at in own.labels or skip(at)) if own.labels else skip
+        return self._compared(expected, self.observed, rounding, left_out)
 
     def _compared(
         self,
@@ -312,6 +337,10 @@ class Trial:
             promised = partial(run, promise="written") if written else None
             self._kept.shadows[self.imitated] = Rounding(run, promised=promised)
         return self._kept.shadows[self.imitated]
+
+    def near(self, label: str, one: torch.Tensor, other: torch.Tensor) -> bool:
+        """Return whether rounding explains how two values of a label differ from each other."""
+        return not nonfinite_differs(one, other) and self.rounding().near(label, one, other)
 
     def farthest(self) -> tuple[float, str]:
         """Return the largest excess that was measured so far, and its label; -1 and "" if none."""

@@ -18,6 +18,7 @@ __all__ = [
     "GIVEN",
     "MOST_EXCESS",
     "NOTE_KINDS",
+    "OWN",
     "BackendRecord",
     "BaselineRecord",
     "CaseRecord",
@@ -43,7 +44,10 @@ MOST_EXCESS = 1e9  # JSON has no infinity
 # Families of cases that a run judges in addition to those that it draws.
 GIVEN = ("baseline", "findings", "corpus", "replay")
 
-Outcome: TypeAlias = Literal["agreed", "raised", "known", "diverged"]
+Outcome: TypeAlias = Literal["agreed", "raised", "backend", "known", "diverged"]
+OWN = "backend"
+"""In the place of a known bug: the backend differs in the same way without autocast."""
+
 NoteKind: TypeAlias = Literal["precision", "autocast-raises", "portability"]
 NOTE_KINDS: tuple[NoteKind, ...] = get_args(NoteKind)
 

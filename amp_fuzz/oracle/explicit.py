@@ -1,0 +1,285 @@
+"""The explicit program of a case: the casts that autocast makes are statements, autocast is gone.
+
+It is built from the log of the reference. It is used only as far as it proves itself: a label counts
+if the reference computes the same bits for it in both programs. A statement whose casts are inside
+it (a module, a composite op, a custom function) gets casts of its inputs instead, if the reference
+then gives the same values; otherwise it alone stays under autocast.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from amp_fuzz import reference
+from amp_fuzz.backends import harness
+from amp_fuzz.backends.harness import Observation
+from amp_fuzz.backends.reference import ReferenceRuntime
+from amp_fuzz.cases.case import Case, Entry, bare, has_context
+from amp_fuzz.cases.program import (
+    FLOAT_DTYPES,
+    Arg,
+    Autocast,
+    DType,
+    Items,
+    Node,
+    Ref,
+    Region,
+    Statement,
+    returning_all,
+    statements,
+    uses,
+)
+from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.oracle.compare import compare
+from amp_fuzz.oracle.labels import named
+from amp_fuzz.reference import KernelCall
+
+if TYPE_CHECKING:
+    from amp_fuzz.oracle.trial import Trial
+
+__all__ = ["Explicit", "calls_of", "explicit"]
+
+_TRIES = (
+    24  # reference runs for one case; each removes one statement from those that are written out
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Explicit:
+    """A case without autocast that computes the same, as far as it goes.
+
+    case: the explicit program. expected: what the reference makes of it. kept: the names of values
+    that statements under autocast compute, because their casts cannot be written.
+    """
+
+    case: Case
+    expected: Observation
+    kept: frozenset[str] = frozenset()
+
+
+_Calls = Mapping[int, tuple[Mapping[int, str], list[KernelCall]]]
+
+
+def calls_of(case: Case, runtime: ReferenceRuntime) -> _Calls:
+    """Return, for each statement's first run, the names of tensors by id and its kernel calls."""
+    found: dict[int, tuple[dict[int, str], list[KernelCall]]] = {}
+    starts: list[tuple[int, int]] = []
+    with reference.log_kernels() as log:
+
+        def mark(i: int, names: dict[str, Any]) -> None:
+            starts.append((i, len(log)))
+            if i not in found:
+                found[i] = ({id(value): name for name, value in names.items()}, [])
+
+        harness.run_marked(case, runtime.runtime, mark)
+    ends = [n for _, n in starts[1:]] + [len(log)]
+    for (i, start), end in reversed(list(zip(starts, ends, strict=True))):
+        found[i][1][:] = log[start:end]
+    return found
+
+
+def explicit(trial: Trial) -> Explicit | None:
+    """Return the explicit program of a trial's case, or None if there is none.
+
+    There is none for a case without autocast, or whose autocast stays around every statement.
+    """
+    case = trial.case
+    plain = _unwrapped(case)
+    if plain is None:
+        return None
+    with trial.within_scope():
+        calls = calls_of(case, trial.backend.reference())
+    whole = trial.refer(_all(case))
+    writer = _Writer(case, plain, calls, _dtypes(case, whole))
+    for _ in range(_TRIES):
+        made = writer.case()
+        wrong = _unlike(whole, trial.refer(_all(made)), writer)
+        if wrong is None:
+            return Explicit(made, trial.refer(made), writer.kept())
+        if not writer.give_up(wrong):
+            return None
+    return None
+
+
+def _all(case: Case) -> Case:
+    """Return a case that returns all values, but those that only the explicit program has."""
+    program = returning_all(case.program)
+    mine = tuple(n for n in program.outputs if not n.startswith(_FRESH))
+    return msgspec.structs.replace(case, program=msgspec.structs.replace(program, outputs=mine))
+
+
+def _unwrapped(case: Case) -> Case | None:
+    """Return a case with the plan of one without autocast, its program as it is; None: no such."""
+    plan = case.plan
+    if plan.entry not in _ENTRIES or not _uses_autocast(case):
+        return None
+    return bare(case).with_program(body=case.program.body).with_plan(entry=_ENTRIES[plan.entry])
+
+
+def _uses_autocast(case: Case) -> bool:
+    around = (*case.plan.contexts, case.plan.backward_context)
+    return any(around) or has_context(case.program.body, Autocast)
+
+
+# How a program is entered by name, with autocast and without.
+_ENTRIES: Mapping[Entry, Entry] = {
+    "context": "context",
+    "decorator": "context",
+    "custom_fwd": "function",
+    "setup_context": "function_apart",
+    "custom_op": "custom_op",
+}
+_FRESH = "v90"
+
+
+def _unlike(whole: Observation, made: Observation, writer: _Writer) -> int | None:
+    """Return the number of the first statement whose value differs, or None if none does."""
+    found = compare(whole, made, skip=lambda label: label.endswith(".grad"))
+    if found is None or found.kind in ("raise", "state"):
+        return None
+    return writer.made.get(named(found.where), -1)
+
+
+@dataclass(slots=True)
+class _Writer:
+    """Writes the explicit program. how: for each statement, how far its ways have been tried."""
+
+    of: Case
+    plain: Case
+    calls: _Calls
+    dtypes: Mapping[str, str]
+    how: dict[int, int] = field(default_factory=dict)
+    made: dict[str, int] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=lambda: iter(()))
+    _fresh: Iterator[int] = field(default_factory=lambda: iter(()))
+    _cached: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for i, s in enumerate(statements(self.of.program.body)):
+            self.made |= dict.fromkeys((n for n in s.outputs if n != "_"), i)
+
+    def give_up(self, number: int) -> bool:
+        """Write a statement in the next way; whether there was one."""
+        if number < 0:
+            return False
+        body = list(statements(self.of.program.body))
+        ways = self.ways(number, body[number])
+        at = self.how.get(number, 0)
+        if at >= len(ways):
+            return False
+        self.how[number] = at + 1
+        return True
+
+    def kept(self) -> frozenset[str]:
+        """Return the names of the values of the statements that stay under autocast."""
+        body = list(statements(self.of.program.body))
+        names = set()
+        for i, at in self.how.items():
+            if at >= len(self.ways(i, body[i])):
+                names |= {n for n in body[i].outputs if n != "_"}
+        return frozenset(names)
+
+    def case(self) -> Case:
+        """Return the explicit program as it is written now."""
+        self._numbers, self._fresh = iter(range(10**6)), iter(range(10**4))
+        self._cached = {}
+        plan = self.of.plan
+        around = () if plan.thread == "inside" else plan.contexts
+        return self.plain.with_program(body=self._body(self.of.program.body, around))
+
+    def _body(self, body: tuple[Node, ...], contexts: tuple[Autocast, ...]) -> tuple[Node, ...]:
+        nodes: list[Node] = []
+        for node in body:
+            if isinstance(node, Statement):
+                nodes += self._statement(next(self._numbers), node, contexts)
+            elif isinstance(node.context, Autocast):
+                nodes += self._body(node.body, (*contexts, node.context))
+            else:
+                nodes.append(Region(node.context, self._body(node.body, contexts)))
+        return tuple(nodes)
+
+    def _statement(
+        self, number: int, node: Statement, contexts: tuple[Autocast, ...]
+    ) -> list[Node]:
+        ways = self.ways(number, node)
+        at = self.how.get(number, 0)
+        if at < len(ways):
+            return [*ways[at](node)]
+        kept: Node = node
+        for context in reversed(contexts):
+            kept = Region(context, (kept,))
+        return [kept]
+
+    def ways(self, number: int, node: Statement) -> list[Callable[[Statement], list[Statement]]]:
+        """Return the ways in which a statement may be written without autocast, likeliest first."""
+        names, log = self.calls.get(number, ({}, []))
+        touched = [c for c in log if c.casts or c.sets_dtype]
+        if not touched:
+            return [lambda s: [s]]
+        op = CATALOGUE[node.op]
+        wanted = {o.removeprefix("aten::") for o in op.overloads}
+        first = next((c for c in log if c.overload in wanted), None)
+        ways: list[Callable[[Statement], list[Statement]]] = []
+        if first is not None and touched == [first] and not first.sets_dtype:
+            casts = {names.get(c.source, ""): (str(c.new), c.cached) for c in first.casts}
+            if "" not in casts:
+                ways.append(lambda s: self._cast(s, casts))
+        given = set(uses(node))
+        dtypes = Counter(str(c.new) for call in touched for c in call.casts)
+        tried = [d for d, _ in dtypes.most_common()] or ["torch.float32"]
+        cached = {
+            names[c.source]
+            for call in touched
+            for c in call.casts
+            if c.cached and c.source in names
+        }
+        for dtype in tried:
+            casts = {n: (dtype, n in cached) for n in given}
+            ways.append(lambda s, casts=casts: self._cast(s, casts))  # type: ignore[misc]
+        return ways
+
+    def _cast(self, node: Statement, casts: Mapping[str, tuple[str, bool]]) -> list[Statement]:
+        """Return a statement after casts of some of its inputs."""
+        before: list[Statement] = []
+        names: dict[str, str] = {}
+        for name in dict.fromkeys(uses(node)):
+            dtype, cached = casts.get(name, ("", False))
+            dtype = dtype.removeprefix("torch.")
+            if not dtype or not self._castable(name):
+                continue
+            if cached and (name, dtype) in self._cached:
+                names[name] = self._cached[name, dtype]
+                continue
+            names[name] = f"{_FRESH}{next(self._fresh):04}"
+            before.append(
+                Statement("to.dtype", "method", (Ref(name), DType(dtype)), outputs=(names[name],))
+            )
+            if cached:
+                self._cached[name, dtype] = names[name]
+        args = tuple(_renamed(a, names) for a in node.args)
+        kwargs = tuple((k, _renamed(a, names)) for k, a in node.kwargs)
+        return [*before, msgspec.structs.replace(node, args=args, kwargs=kwargs)]
+
+    def _castable(self, name: str) -> bool:
+        """Return whether a name is of a tensor that autocast may cast."""
+        return self.dtypes.get(name) in FLOAT_DTYPES[:3]
+
+
+def _dtypes(case: Case, seen: Observation) -> dict[str, str]:
+    """Return the dtypes of a case's inputs and values."""
+    made = {named(k): v for k, v in seen.values.items() if v is not None and k[-5:] != ".grad"}
+    known = {name: str(value.dtype).removeprefix("torch.") for name, value in made.items()}
+    return known | {spec.name: spec.dtype for spec in case.program.inputs}
+
+
+def _renamed(arg: Arg, names: Mapping[str, str]) -> Arg:
+    if isinstance(arg, Ref):
+        return Ref(names.get(arg.name, arg.name))
+    if isinstance(arg, Items):
+        return Items(tuple(_renamed(a, names) for a in arg.items))
+    return arg
