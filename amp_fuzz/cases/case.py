@@ -79,8 +79,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ``cast_inputs=torch.float32``; ``setup_context`` is one whose forward gets no ``ctx``.
         ``custom_op`` makes the program the body of a `torch.library.custom_op`, whose backward
         recomputes it under the contexts around the backward pass; ``register_autocast`` is the
-        same, but casts its inputs to float32. ``function`` and ``function_apart`` are ``custom_fwd``
-        and ``setup_context`` without these decorators, for programs without autocast.
+        same, but casts its inputs to float32. ``function`` and ``function_apart`` are
+        ``custom_fwd`` and ``setup_context`` without the decorators: they need no autocast.
     backward: where the backward pass runs; ``under`` means under `backward_context`.
     second: what follows: another backward over the retained graph, or a double backward.
     steps: training steps with an in-place weight update after each; `loop` says whether the steps

@@ -29,7 +29,8 @@ class Explanation:
     """The explanation of a case.
 
     divergence: the one to report, or None. known: the ids of the entries that explain it, joined by
-    +, or "" if something is left unexplained; `OWN` stands for the backend, without autocast. notes: facts that do not affect the verdict.
+    +, or "" if something is left unexplained; `OWN` is one of them if the backend shows a part
+    without autocast. notes: facts that do not affect the verdict.
     """
 
     divergence: Divergence | None = None

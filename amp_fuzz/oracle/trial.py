@@ -169,8 +169,9 @@ class Trial:
 
     def twin(self, case: Case, expected: Observation) -> Trial:
         """Return the trial of another case that computes the same; the backend runs it once."""
-        how = {"imitated": self.imitated, "scope": self.scope, "_kept": _Kept(runs=self._kept.runs)}
-        return Trial(case, self.backend, expected, self.run_once(case), **how).settled()
+        kept, sides = _Kept(runs=self._kept.runs), (expected, self.run_once(case))
+        made = Trial(case, self.backend, *sides, self.imitated, self.scope, _kept=kept)
+        return made.settled()
 
     # -- comparing --------------------------------------------------------------------------------
 
