@@ -89,6 +89,10 @@ class ReferenceRuntime:
         """Return whether shadows can follow a run."""
         return imitation.current().follows()
 
+    def ways(self, case: Case) -> Callable[[], AbstractContextManager[None]] | None:
+        """Return the context in which a case is cast as the backend documents; None: as torch."""
+        return None
+
     def of(self, case: Case) -> Runtime:
         """Return the runtime for a case: the same for all, unless a backend says otherwise."""
         return self.runtime

@@ -12,7 +12,7 @@ kind, and rounding explains the difference between the two.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -64,29 +64,71 @@ NONE = Own()
 def own(trial: Trial, found: Divergence) -> Own:
     """Return which part of a divergence the backend shows without autocast.
 
-    Runs the backend once more, on the explicit program, and the reference a few times.
+    Runs the backend once more, on the explicit program, and the reference a few times. Where the
+    explicit program cannot say, the backend runs the case without autocast.
     """
     program = trial.explicit()
-    if program is None:
-        return NONE
-    twin = trial.twin(program.case, program.expected)
-    if found.kind == "nondeterminism":
-        return _changing(trial, twin, found)
+    twin = None if program is None else trial.twin(program.case, program.expected)
     if found.kind == "relation":
-        return Own(relation=found.where) if _breaks(trial, twin, found) else NONE
+        return Own(relation=found.where) if twin and _breaks(trial, twin, found) else NONE
+    if found.kind == "nondeterminism":
+        return _changing(trial, twin, found) if twin else NONE
     values = _values(trial)
+    asked = _Asked(trial, twin, _kept(trial, program, values) if program else frozenset())
+    labels = frozenset(one.where for one in values if asked.shows(one))
+    state = (_parts(trial.observed) - _parts(trial.expected)) & (
+        _parts(twin.observed) if twin else frozenset()
+    )
+    return Own(labels, _ends(trial) and asked.raises(), state)
+
+
+def _kept(trial: Trial, program: Explicit, values: Sequence[Divergence]) -> frozenset[str]:
+    """Return the names of values that are still made under autocast, and may be wrong."""
     differ = {named(one.where) for one in values}
     seen = {named(label) for label in trial.observed.values}
-    kept = {name for name in program.kept if name in differ or name not in seen}
-    labels = frozenset(
-        one.where
-        for one in values
-        if not _under(trial, kept, one.where) and _same(trial, twin, program, one)
-    )
-    proved = _alike(trial.expected, program.expected)
-    raises = proved and not kept and _ends(trial) and _alike(trial.observed, twin.observed)
-    state = (_parts(trial.observed) - _parts(trial.expected)) & _parts(twin.observed)
-    return Own(labels, raises, frozenset(state))
+    return frozenset(name for name in program.kept if name in differ or name not in seen)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Asks whether the backend shows the same without autocast.
+
+    twin: the trial of the explicit program, if there is one. kept: names of values that it still
+    computes under autocast.
+    """
+
+    trial: Trial
+    twin: Trial | None
+    kept: frozenset[str]
+
+    def shows(self, found: Divergence) -> bool:
+        """Return whether a value diverges in the same way."""
+        if self.twin is not None and self._says(self.twin, found.where):
+            return _same(self.trial, self.twin, found)
+        bare = self.trial.bare().compare(skip=lambda label: label != found.where)
+        return bare is not None and bare.kind == found.kind
+
+    def raises(self) -> bool:
+        """Return whether the backend ends in the same way."""
+        trial, twin = self.trial, self.twin
+        if twin is None or self.kept or not _alike(trial.expected, twin.expected):
+            twin = trial.bare()
+        return _alike(trial.expected, twin.expected) and _alike(trial.observed, twin.observed)
+
+    def _says(self, twin: Trial, label: str) -> bool:
+        """Return whether the explicit program says something of a label.
+
+        The reference has to compute the same in both programs.
+        """
+        name = named(label)
+        if any(name in tainted(self.trial.case, value) for value in self.kept):
+            return False
+        a, b = (side.expected.values.get(label, _MISSING) for side in (self.trial, twin))
+        if a is None or b is None:
+            return a is b
+        if a is _MISSING or b is _MISSING or (a.dtype, a.shape) != (b.dtype, b.shape):
+            return False
+        return not self.trial.backend.values or same(a, b)
 
 
 def _changing(trial: Trial, twin: Trial, found: Divergence) -> Own:
@@ -125,12 +167,10 @@ def _values(trial: Trial) -> list[Divergence]:
     return found
 
 
-def _same(trial: Trial, twin: Trial, program: Explicit, found: Divergence) -> bool:
-    """Return whether the backend computes the same value of a label without autocast."""
+def _same(trial: Trial, twin: Trial, found: Divergence) -> bool:
+    """Return whether the backend computes the same value of a label in the explicit program."""
     label = found.where
     mine, theirs = trial.observed.values.get(label), twin.observed.values.get(label, _MISSING)
-    if theirs is _MISSING or not _proved(trial, program, label):
-        return False
     if mine is None or theirs is None:
         return mine is theirs
     if (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
@@ -140,28 +180,10 @@ def _same(trial: Trial, twin: Trial, program: Explicit, found: Divergence) -> bo
     if trial.backend.exact:
         return False
     also = twin.compare(skip=lambda other: other != label)
-    if also is None or also.kind != found.kind:
-        return False
-    return twin.near(label, theirs, mine)
+    return also is not None and also.kind == found.kind and twin.near(label, theirs, mine)
 
 
 _MISSING = torch.empty(0)
-
-
-def _proved(trial: Trial, program: Explicit, label: str) -> bool:
-    """Return whether the reference computes the same in both programs."""
-    a, b = trial.expected.values.get(label, _MISSING), program.expected.values.get(label, _MISSING)
-    if a is None or b is None:
-        return a is b
-    if a is _MISSING or b is _MISSING or (a.dtype, a.shape) != (b.dtype, b.shape):
-        return False
-    return not trial.backend.values or same(a, b)
-
-
-def _under(trial: Trial, kept: Set[str], label: str) -> bool:
-    """Return whether a label may be computed from a value that is still made under autocast."""
-    name = named(label)
-    return any(name in tainted(trial.case, value) for value in kept)
 
 
 def _alike(one: Observation, other: Observation) -> bool:

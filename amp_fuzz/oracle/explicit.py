@@ -1,9 +1,9 @@
 """The explicit program of a case: the casts that autocast makes are statements, autocast is gone.
 
 It is built from the log of the reference. It is used only as far as it proves itself: a label
-counts if the reference computes the same bits for it in both programs. A statement whose casts are inside
-it (a module, a composite op, a custom function) gets casts of its inputs instead, if the reference
-then gives the same values; otherwise it alone stays under autocast.
+counts if the reference computes the same bits for it in both programs. A statement whose casts are
+inside it (a module, a composite op, a custom function) gets casts of its inputs instead, if the
+reference then gives the same values. Otherwise that statement alone stays under autocast.
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ class Trial:
     that the reference imitates, or None. scope: the context in which it imitates them. choice: what
     the reference takes from the backend because it is free; see `gauge`. loose: whether bands are
     as wide as the backend's `Numerics` allow. own: how the backend differs without autocast too,
-    which is no divergence here.
+    which is no divergence here. ways: the context in which the reference casts as the backend
+    documents, where that is not what torch documents.
     """
 
     case: Case
@@ -66,6 +67,7 @@ class Trial:
     choice: tuple[gauge.Pair, ...] = ()
     loose: bool = False
     own: Own = NONE
+    ways: Scope = nullcontext
     _kept: _Kept = field(default_factory=_Kept, repr=False)
 
     @classmethod
@@ -89,19 +91,23 @@ class Trial:
         return self._kept.right
 
     def _plain(self) -> Trial:
-        return replace(self, imitated=None, scope=nullcontext)
+        return replace(self, imitated=None, scope=nullcontext, ways=nullcontext)
 
     def within_scope(self) -> AbstractContextManager[object]:
         """Return the context that the reference runs in."""
-        return _scope(self.scope, self.choice)
+        return _scope(self.scope, self.choice, self.ways)
 
     def settled(self) -> Trial:
         """Return the trial that allows the backend what its documentation, or torch's, allows.
 
-        Only where the two sides differ: its own choice of what a decomposition leaves free, and the
-        wider bands of its `Numerics`.
+        Only where the two sides differ: its own policies, its own choice of what a decomposition
+        leaves free, and the wider bands of its `Numerics`.
         """
         backend, case = self.backend, self.case
+        ways = backend.reference().ways(case)
+        if ways is not None and self.ways is nullcontext and self.compare() is not None:
+            made = replace(self, ways=ways, _kept=_Kept(runs=self._kept.runs))
+            return replace(made, expected=made.refer(case)).settled()
         if not backend.values or (backend.exact and self.varied_judge() is None):
             return self
         if self.compare() is None:
@@ -331,7 +337,7 @@ class Trial:
         """Return the oracle of rounding under this trial's imitation."""
         if self.imitated not in self._kept.shadows:
             # Not bound to the trial: it would keep itself alive.
-            scope = partial(_scope, self.scope, self.choice)
+            scope = partial(_scope, self.scope, self.choice, self.ways)
             run = partial(_shadowed, self.case, self.backend, scope, **self._how)
             with scope():
                 written = shadows_of(self.backend).casts(self.case)
@@ -351,7 +357,7 @@ class Trial:
         return far.get(label, -1.0), label
 
     def _judgement(self, unjudged: set[str] | None) -> Judgement:
-        with self.scope():
+        with self.within_scope():
             follows = self.backend.reference().follows()
         if not follows:
             return self._either
@@ -381,8 +387,8 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 @contextmanager
-def _scope(scope: Scope, choice: tuple[gauge.Pair, ...]) -> Iterator[None]:
-    with scope(), gauge.taking(choice) if choice else nullcontext():
+def _scope(scope: Scope, choice: tuple[gauge.Pair, ...], ways: Scope) -> Iterator[None]:
+    with ways(), scope(), gauge.taking(choice) if choice else nullcontext():
         yield
 
 

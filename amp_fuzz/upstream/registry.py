@@ -83,8 +83,11 @@ def may(name: str, case: Case) -> bool:
 
 
 def quirks(names: Iterable[str]) -> AbstractContextManager[None]:
-    """Imitate known upstream bugs for a block. Raises `ValueError` for an unknown one."""
+    """Imitate known upstream bugs for a block, beside what is documented of a backend.
+
+    Raises `ValueError` for an unknown one.
+    """
     names = frozenset(names)
     if unknown := names - set(QUIRKS):
         raise ValueError(f"quirks={sorted(unknown)!r} are unknown: use {', '.join(QUIRKS)}")
-    return imitation.imitating(composed(names))
+    return imitation.imitating(composed(names).beside(imitation.current().others))
