@@ -311,7 +311,7 @@ class _Read:
     @property
     def is_graph(self) -> bool:
         """Whether a graph runs, and not Python."""
-        return bool(self.lowering) and self.case.plan.entry not in CUSTOM_OPS
+        return bool(self.lowering)
 
     @cached_property
     def made(self) -> Callable[..., Any]:
@@ -388,11 +388,12 @@ def _driver(case: Case, names: Names, program: _Scripted | _Read) -> dict[str, A
                 return super().__call__(function)
             return function.decorated(case.plan.contexts[-1])  # type: ignore[attr-defined]
 
-    def opaque(program: _Scripted, *how: Any) -> Any:
+    def opaque(program: _Scripted | _Read, *how: Any) -> Any:
+        if isinstance(program, _Read):
+            return prelude.as_custom_op(program.python(), *how)
         return program.calling(prelude.as_custom_op(program.plain(), *how))
 
-    made: dict[str, Any] = {"program": program, "autocast": around}
-    return {**made, "as_custom_op": opaque} if isinstance(program, _Scripted) else made
+    return {"program": program, "autocast": around, "as_custom_op": opaque}
 
 
 class _Scripted:

@@ -37,13 +37,14 @@ def supposing(policies: Mapping[str, Policy | None]) -> Iterator[None]:
 
 
 def inherited() -> Callable[[], AbstractContextManager[None]]:
-    """Return a context in which another thread follows the rules that this one follows now."""
+    """Return a context in which another thread follows the rules of this one, and logs there."""
     state = here()
-    semantics, policies, flips = state.semantics, state.supposed, state.flips
+    semantics, log = state.semantics, state.log
+    supposed = {"supposed": state.supposed, "flips": state.flips}
 
     @contextmanager
     def entered() -> Iterator[None]:
-        with under(semantics), here().having(supposed=policies, flips=flips):
+        with under(semantics), here().having(log=log, **supposed):
             yield
 
     return entered
