@@ -27,8 +27,8 @@ from amp_fuzz.backends.dispatcher import has_autocast
 from amp_fuzz.backends.harness import Observation, Raised, bits, compiled
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.cases.build import BF16, F16, call, case, program, under, x
-from amp_fuzz.cases.case import Case, has_context, load
-from amp_fuzz.cases.program import FP8, Autocast, statements
+from amp_fuzz.cases.case import Case, load, uses_autocast
+from amp_fuzz.cases.program import FP8, statements
 from amp_fuzz.catalogue import CATALOGUE, select
 from amp_fuzz.findings.supervision.processes import unforkable
 from amp_fuzz.plugins import inherited
@@ -221,7 +221,7 @@ class WrongKernel:
         return [self._wrong(c, seen) for c, seen in zip(cases, self.inner.run(cases), strict=True)]
 
     def _wrong(self, case: Case, seen: Observation) -> Observation:
-        if not (self.always or case.plan.contexts or has_context(case.program.body, Autocast)):
+        if not (self.always or uses_autocast(case)):
             return seen
         made = {n for s in statements(case.program.body) if s.op == self.op for n in s.outputs}
         if seen.raised is not None:

@@ -39,7 +39,7 @@ from amp_fuzz.backends.torchscript_autocast import (
     write_casts_again,
 )
 from amp_fuzz.backends.torchscript_unit import fresh_unit, usable
-from amp_fuzz.cases.case import CUSTOM_OPS, Case, inferring
+from amp_fuzz.cases.case import CUSTOM_OPS, Case, inferring, uses_autocast
 from amp_fuzz.cases.program import (
     Autocast,
     Checkpoint,
@@ -240,7 +240,12 @@ class _Reference(ReferenceRuntime):
     backend: ScriptBackend
 
     def ways(self, case: Case) -> Callable[[], AbstractContextManager[None]] | None:
-        """Return the context in which the casts are those of TorchScript's documented pass."""
+        """Return the context in which the casts are those of TorchScript's documented pass.
+
+        The reference then runs TorchScript's own graph. A case without autocast has no casts.
+        """
+        if not uses_autocast(case):
+            return None
         return partial(imitation.imitating, imitation.NOTHING.beside({"pass": _PASS}))
 
     def of(self, case: Case) -> Runtime:

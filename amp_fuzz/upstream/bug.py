@@ -67,10 +67,10 @@ class Bug:
     `amp_fuzz/upstream/own`. It explains nothing: it names what attribution has found
     (`amp_fuzz.oracle.attribution`). page: the page of such a record, below docs/findings.
 
-    A bug of autocast is told in one of three ways. imitation: the reference that imitates it agrees with the
-    backend on the whole case. without: both sides agree once that part of torch is off. Else it is
-    listed: kinds, ops, where, expected and observed say which divergences it is. stage and bare
-    narrow all three. `amp_fuzz.upstream.known.Known` explains each field.
+    A bug of autocast is told in one of three ways. imitation: the reference that imitates it
+    agrees with the backend on the whole case. without: both sides agree once that part of torch is
+    off. Else it is listed: kinds, ops, where, expected and observed say which divergences it is.
+    stage and bare narrow all three. `amp_fuzz.upstream.known.Known` explains each field.
     """
 
     id: str

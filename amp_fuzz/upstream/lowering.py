@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from amp_fuzz.backends.imitation import Kernel
 from amp_fuzz.reference.custom_ops import in_body
 
-__all__ = ["HALVES", "Lowerings", "in_place", "kernels", "out_of", "promoted", "wide"]
+__all__ = ["Lowerings", "kernels"]
 
 Lowering: TypeAlias = Callable[..., Any]
 """Computes an op from its arguments. None: it leaves the op as it is."""

@@ -19,7 +19,6 @@ from packaging.specifiers import SpecifierSet
 
 from amp_fuzz import upstream
 from amp_fuzz.backends import backends
-from amp_fuzz.backends.base import Backend
 from amp_fuzz.backends.harness import Observation, quiet
 from amp_fuzz.cases.build import call, x
 from amp_fuzz.cases.case import Case
