@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
-from amp_fuzz.policies.tables import DEVICES, Policy, PolicyTable, load_table
+from amp_fuzz.policies.tables import DEVICES, PolicyTable, load_table
 from amp_fuzz.reference import dispatch
 from amp_fuzz.reference.casts import taking
 from amp_fuzz.reference.semantics import DOCUMENTED, Semantics
 
 if TYPE_CHECKING:
-    from amp_fuzz.reference.calls import KernelCall
+    from amp_fuzz.reference.calls import KernelCall, Supposed
 
 __all__ = [
     "ForwardState",
@@ -60,7 +60,7 @@ class State:
     def __init__(self) -> None:
         self.thread = threading.get_ident()
         self.semantics: Semantics = DOCUMENTED
-        self.supposed: Mapping[str, Policy | None] = {}
+        self.supposed: Mapping[str, Supposed] = {}
         self.flips: Any = None
         self.enabled: dict[str, bool] = {}
         self.dtypes: dict[str, torch.dtype] = {}

@@ -538,10 +538,13 @@ def _patience(settings: Settings) -> float:
 
 
 def _met(record: CaseRecord, met: Sequence[Met]) -> CaseRecord:
-    """Return the record of a case with its causes: known if the baseline accepts all of them."""
+    """Return the record of a case with its causes: known if the baseline accepts all of them.
+
+    It counts for the first, which is one that the baseline does not accept if there is one.
+    """
     if not met:
         return record
-    groups = tuple(dict.fromkeys(m.fingerprint for m in met))
+    groups = tuple(dict.fromkeys(m.fingerprint for m in sorted(met, key=lambda m: bool(m.entry))))
     if not all(m.entry for m in met):
         return msgspec.structs.replace(record, groups=groups)
     known = "+".join(dict.fromkeys(m.entry for m in met))

@@ -227,7 +227,7 @@ class Supervisor:
     ) -> None:
         self.settings, self.store, self.run_id, self.label = settings, store, run_id, label
         self.groups = Groups()
-        self.kept: set[tuple[str, ...]] = set()
+        self.kept: dict[tuple[str, ...], set[str]] = {}  # the policies of each
         self.deaths: Counter[str] = Counter()
         self.died: dict[str, int] = {}  # the size of the smallest case by cause
         self.unstarted = 0
@@ -455,10 +455,15 @@ class Supervisor:
 
     def _keep(self, record: DivergenceRecord) -> bool:
         """Keep a finding, unless a similar one is kept: several workers may meet one cause."""
-        like = signature_of(record) if record.known else (record.fingerprint, *record.as_if)
-        if like in self.kept:
+        if record.joins:  # it is kept, and counts for another that is
+            self.store.save(record)
             return False
-        self.kept.add(like)
+        like = signature_of(record) if record.known else (record.fingerprint,)
+        # An op that behaves as several policies has an example of each.
+        shared = self.kept.get(like, set(record.as_if)).intersection(record.as_if)
+        if like in self.kept and (shared or not record.as_if):
+            return False
+        self.kept[like] = shared or self.kept.get(like, set()).union(record.as_if)
         self.store.save(record)
         return True
 
