@@ -161,7 +161,7 @@ def test_an_op_that_declares_another_policy_than_it_has_is_one_finding(
             ("bfloat16", {"entry": "decorator", "steps": 2}),
         ]
     ):
-        inputs = [x("x0", 2), x("x1", 2, dtype="bfloat16")]
+        inputs = [x("x0", 2, dtype="bfloat16"), x("x1", 2, dtype="bfloat16")]
         made = case(inputs, calls, contexts=(Autocast(dtype=dtype),), **plan)  # type: ignore[arg-type]
         (project / f"cases/{number}.json").write_bytes(made.json())
     words = ("--backends=eager-cpu", "--ops=relu", "--cases=1", "--isolate=never", "--seed=3")

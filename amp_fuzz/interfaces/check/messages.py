@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 import torch
@@ -33,6 +34,7 @@ __all__ = [
     "WAITS",
     "Share",
     "agreement",
+    "dtypes",
     "first_line",
     "left",
     "listed",
@@ -50,6 +52,15 @@ def left(found: Judged) -> str:
     ours = ("", "dispatch keys", "autocast of the reference", "nesting")
     plain = [part for part in dict.fromkeys(parts) if part.partition(":")[0] not in ours]
     return "; ".join(plain) or "it enters a context of torch.autocast and does not leave it"
+
+
+def dtypes(names: Sequence[str]) -> str:
+    """Return what to do if autocast does not support a dtype."""
+    said = " or ".join(f"torch.{name}" for name in sorted(names, key=_USUAL.__ne__))
+    return f"Give a dtype that its autocast supports: autocast={said}."
+
+
+_USUAL = "bfloat16"
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,7 +238,8 @@ class CheckResult:
                 return _REPORT
             return _COMPARE
         runs = sorted(self.runs, key=lambda run: run.status != "fails")
-        return next((run.advice for run in runs if run.advice), _CHOOSE)
+        other = "" if any(run.backend == _ANY for run in runs) else f", such as {_ANY}"
+        return next((run.advice for run in runs if run.advice), _CHOOSE.format(other))
 
     def __bool__(self) -> bool:
         return self.ok
@@ -317,6 +318,5 @@ _REPORT = "Run the commands after `next`: they shrink the case and write a scrip
 _COMPARE = (
     "Call the code named below by hand, with and without that backend, and report the difference."
 )
-_CHOOSE = (
-    "Choose a backend that can call it, such as eager-cpu: the lines above say why others cannot."
-)
+_ANY = "eager-cpu"
+_CHOOSE = "Choose a backend that can call it{}: the lines above say why others cannot."

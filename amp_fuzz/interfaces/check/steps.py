@@ -170,9 +170,12 @@ def _run(asked: Asked) -> Iterator[Ran]:
 
 
 def _compared(asked: Asked, checked: Checked) -> Iterator[Ran]:
-    reason = refusal(asked.backend, asked.subject) or unsupported(asked.backend, asked.contexts)
-    if reason:
+    if reason := refusal(asked.backend, asked.subject):
         yield asked.ran("skipped", reason)
+        return
+    if reason := unsupported(asked.backend, asked.contexts):
+        dtypes = load_table(asked.backend.device).supported_dtypes
+        yield asked.ran("skipped", reason, advice=messages.dtypes(dtypes))
         return
     found = judged(checked, asked.plan, asked.known)
     if found.verdict.divergence is not None:
