@@ -276,7 +276,8 @@ def limits(settings: Settings) -> list[str]:
     aimed = settings.cases * settings.aimed // 100
     words = [f"at most {aimed:,} of them aimed at kernels"] if aimed else []
     if settings.seconds:
-        last = "" if settings.isolate else " and the running case"
+        most = f"{2 * settings.seconds:g} s if a backend's first case takes that long"
+        last = f" ({most})" if settings.isolate else " and the running case"
         words.append(f"at most {settings.seconds:g} s{last}")
     return words
 
@@ -292,7 +293,8 @@ def ending(settings: Settings) -> float:
 def late(task: Task, settings: Settings) -> float:
     """Return the seconds since a task begins no further case; negative before that.
 
-    Its worker is stopped `ending` seconds after that, which is never later than the deadline.
+    Its worker is stopped `ending` seconds after that, which is never later than the deadline,
+    unless it runs the first case of its backend.
     """
     return settings.clock() - min(task.until, settings.deadline - ending(settings))
 
