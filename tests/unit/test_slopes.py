@@ -53,6 +53,13 @@ def test_a_kink_between_the_points_is_not_trusted() -> None:
     assert got.trusted.tolist() == [False, False, True]
 
 
+def test_at_a_small_kink_the_bound_holds_the_slopes_of_both_sides() -> None:
+    at = torch.tensor([0.0], dtype=torch.float64)
+    got = found(lambda x: 3 * x + 0.2 * x.abs(), torch.float64, at)
+    assert float(got.slope - got.bound) <= 2.8
+    assert float(got.slope + got.bound) >= 3.2
+
+
 def test_a_staircase_and_a_value_that_is_not_finite_are_not_trusted() -> None:
     step = width(torch.float64) / STEPS
 
