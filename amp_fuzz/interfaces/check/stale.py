@@ -7,25 +7,20 @@ from the program, not from the compiler.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import amp_fuzz
 from amp_fuzz.backends.harness import Runtime, quiet
 from amp_fuzz.backends.reference import within
 from amp_fuzz.cases.case import Plan
-from amp_fuzz.interfaces.check.call import Names, call
+from amp_fuzz.interfaces.check.call import Names, call, user_line
 from amp_fuzz.interfaces.check.subject import Subject
 from amp_fuzz.interfaces.check.trees import leaves_of
 from amp_fuzz.oracle.compare import same
@@ -38,8 +33,6 @@ ADVICE = (
     "Change the weight after the autocast context, call torch.clear_autocast_cache() after the "
     "change, or give the context cache_enabled=False."
 )
-_OURS = (str(Path(amp_fuzz.__file__).parent) + os.sep, contextlib.__file__, "<")
-_TORCH = str(Path(torch.__file__).parent) + os.sep
 
 _Serves = Callable[[torch.Tensor, torch.Tensor], bool]
 
@@ -134,12 +127,12 @@ class _Watch:
             return self.subject.function(*args, **kwargs)
 
     def wrote(self, tensor: torch.Tensor) -> None:
-        self.written[_place(tensor)] = _line()
+        self.written[_place(tensor)] = user_line()
 
     def serves(self, weight: torch.Tensor, cast: torch.Tensor) -> bool:
         if not _current(weight, cast):
             changed = self.written.get(_place(weight), "")
-            _, weights = self.found.setdefault(changed, (_line(), {}))
+            _, weights = self.found.setdefault(changed, (user_line(), {}))
             weights[self.names.setdefault(id(weight), "a weight")] = None
         return True
 
@@ -185,13 +178,3 @@ class _Assignments(TorchFunctionMode):
 
 def _place(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _line() -> str:
-    """Return the innermost line of the user's code, ``model.py:12``, or ""."""
-    frame: Any = sys._getframe()
-    while frame is not None and frame.f_code is not _Watch.invoke.__code__:
-        if not frame.f_code.co_filename.startswith((*_OURS, _TORCH)):
-            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
