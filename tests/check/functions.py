@@ -39,7 +39,8 @@ class Mixing(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
         ctx.save_for_backward(x, w)
-        return torch.tensordot(x @ w, w, dims=1)
+        made: Tensor = torch.tensordot(x @ w, w, dims=1)
+        return made
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:

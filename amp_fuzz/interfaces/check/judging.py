@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -50,7 +50,9 @@ def judged(
     with quiet():
         plain = checked.fit(Case(Program((), (), ()), plan, checked.subject.seed))
         # The content of the case is known only after the call.
-        with noticing() if checked.values else nullcontext([]) as stale:
+        watch: AbstractContextManager[list[bool]]
+        watch = noticing() if checked.values else nullcontext([])
+        with watch as stale:
             before = checked.reference().run(plain)
         called = names_called(checked.subject, checked.reference(), plain.plan) if known else ()
         case = case_of(plain.plan, before, checked.subject.seed, called)
