@@ -140,13 +140,14 @@ class Note(msgspec.Struct, frozen=True):
 
     precision: a compiler left out a rounding. autocast-raises: the program runs without autocast
     and raises under it. portability: another device's policies raise or round where these do not.
-    not-restored (`amp_fuzz.check` only): state that a call changed cannot be restored.
+    Of `amp_fuzz.check` alone, not-restored: state that a call changed cannot be restored; and
+    stale-cast: a weight changes inside an autocast context, and is used through its old cast then.
     where: the statement as text. message: the observed effect in one line. advice: the remedy in
     one sentence. device: the devices, joined by commas, that run the statement (autocast-raises)
     or that differ (portability); "" if there is none.
     """
 
-    kind: NoteKind | Literal["not-restored"]
+    kind: NoteKind | Literal["not-restored", "stale-cast"]
     backend: str
     op: str
     where: str

@@ -53,8 +53,8 @@ class State:
 
     semantics: the rules that hold. supposed: policies that replace those of the tables, by
     overload. flips: is told each decision, and may change it. answers: whether torch's questions
-    are answered for it. keeps_casts: whether casts of weights are kept in the cache. intercepts: in
-    how many blocks calls of ops without a policy come to the kernels, with autocast or without.
+    are answered for it. intercepts: in how many blocks calls of ops without a policy come to the
+    kernels, with autocast or without.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,6 @@ class State:
         self.nesting = 0
         self.resets = 0
         self.answers = True
-        self.keeps_casts = True
         self.intercepts = 0
         self.log: list[KernelCall] | None = None
 

@@ -118,6 +118,7 @@ class _Caster:
         if flips is not None and flips.leaves_out(tensor.dtype, to):
             return tensor
         cached = self.state.cache_enabled and meaning.caches(tensor, to, self.low)
+        cached = cached and (flips is None or flips.caches())
         self.casts.append(Cast(id(tensor), tensor.dtype, to, cached))
         return cache.cast_of(tensor, to, self.state) if cached else tensor.to(to)
 

@@ -171,6 +171,22 @@ print(result)
 assert result
 assert [run.status for run in result.runs] == ["agreed", "known"]
 assert result.known[0].known == "custom-op-body-off"
+
+@torch.library.custom_op("mylib::matmul", mutates_args=())
+def matmul(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return x @ w
+
+def readme():
+    x, w = torch.ones(2, 2), torch.ones(2, 2, requires_grad=True)
+    with torch.autocast("cpu"):
+        matmul(x, w)
+        return (x @ w).requires_grad
+
+result = amp_fuzz.check(readme, backends="eager-cpu", autocast=None)
+print(result)
+assert [run.status for run in result.runs] == ["known"]
+assert result.known[0].known == "custom-op-weight-cache"
+assert result.known[0].where == "output"
 """
 
 

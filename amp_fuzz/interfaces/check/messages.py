@@ -17,6 +17,7 @@ from amp_fuzz.reports.printable import plural
 from amp_fuzz.upstream.known import Known
 
 __all__ = [
+    "AGAIN",
     "BESIDE",
     "BETWEEN",
     "DEBUG",
@@ -96,6 +97,7 @@ SHARE = (
     "Return fewer values that depend on what cannot be followed, or check on eager-cpu, which "
     "compares every bit."
 )
+AGAIN = "it agrees if a weight is cast again after it changed"
 LEAVE = "Leave each context that the callable enters, and reset each switch that it sets."
 DIED = "isolate=False calls it in this process, for a debugger."
 BESIDE = "when called for notes, without autocast or with the policies of other devices"
