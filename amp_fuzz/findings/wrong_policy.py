@@ -190,9 +190,9 @@ def policies_of(verdict: Verdict) -> dict[str, Policy | None]:
     So are the ops of the user's that it calls, which may have a kernel that nobody declared.
     """
     found: dict[str, Policy | None] = {k.overload: k.policy for k in verdict.kernels}
-    for statement in statements(verdict.case.program.body):
-        if "::" in (name := CATALOGUE[statement.op].overloads[0].removeprefix("aten::")):
-            found.setdefault(name, None)
+    called = (CATALOGUE[s.op] for s in statements(verdict.case.program.body))
+    names = (name.removeprefix("aten::") for op in called for name in op.overloads[:1])
+    found |= {name: None for name in names if "::" in name and name not in found}
     return found
 
 
