@@ -129,7 +129,7 @@ _ENTRIES: Mapping[Entry, Entry] = {
     "setup_context": "function_apart",
     "custom_op": "custom_op",
 }
-_FRESH = "v90"
+_FRESH = "v9000"
 
 
 def _unlike(whole: Observation, made: Observation, writer: _Writer, *, values: bool) -> int | None:

@@ -39,7 +39,7 @@ BRIEF = {
     "te-recipe-change",
     "torchao-mxfp8-autocast",
     "torchax-promote",
-    "torchscript-pass",
+    "torchscript-autodiff",
     "xla-tanh",
 }
 
