@@ -139,8 +139,7 @@ def told(bug: Bug) -> str:
     if bug.own:
         return "the backend shows it without autocast too"
     if bug.imitation is not None:
-        way = "the reference that imitates it agrees on the whole case"
-        return f"{way} and both sides agree without autocast" if bug.bare == "agrees" else way
+        return "the reference that imitates it agrees on the whole case"
     kinds = ", ".join(bug.kinds)
     if bug.without:
         return f"{kinds}: gone without {bug.without}"
