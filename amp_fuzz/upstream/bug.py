@@ -69,7 +69,8 @@ class Bug:
 
     A bug of autocast is told in one of three ways. imitation: the reference that imitates it
     agrees with the backend on the whole case. without: both sides agree once that part of torch is
-    off. Else it is listed: kinds, ops, where, expected and observed say which divergences it is.  `amp_fuzz.upstream.known.Known` explains each field.
+    off. Else it is listed: kinds, ops, where, expected and observed say which divergences it is.
+    `amp_fuzz.upstream.known.Known` explains each field.
     """
 
     id: str
