@@ -203,7 +203,6 @@ BUGS = (
         torch=">=2.7",
         seen="2.15.0",
         backends=("script*", "trace*"),
-        bare="agrees",
         imitation=Imitation(wrap=lowered(formulas=True), follows=False),
         examples=(
             Example(
@@ -224,7 +223,6 @@ BUGS = (
         torch=">=2.7",
         seen="2.15.0",
         backends=("script*", "trace*"),
-        bare="agrees",
         imitation=Imitation(wrap=lowered(again=True)),
         examples=(
             Example(
@@ -291,7 +289,6 @@ BUGS = (
         torch=">=2.7",
         seen="2.15.0",
         backends=("trace[check]",),
-        bare="agrees",
         imitation=Imitation(wrap=lowered(cached=True), follows=False),
         examples=(
             Example("trace[check]", case([x("x0", 2, 2), x("w1", 2, 2)], call("mm", "x0", "w1"))),
@@ -310,7 +307,6 @@ BUGS = (
         where="if seconds: torch.autograd.backward(*",
         expected="^no error$",
         observed="^RuntimeError: expected scalar type (BFloat16|Half) but found Float$",
-        bare="agrees",
         examples=(
             Example(
                 "script",
