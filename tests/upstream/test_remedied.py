@@ -20,12 +20,12 @@ from tests.helpers import WrongKernel, call, case, eager, x
 
 CASE = case([x("x0", 4, 4)], call("neg", "x0"), contexts=())
 CHANGES = Divergence("nondeterminism", "v0", "1.0", "2.0")
-(GAP,) = (known for known in shipped() if known.id == "onednn-conv-gap")
+(GAP,) = (known for known in shipped() if known.id == "compile-custom-op-promise")
 
 
 @dataclass(frozen=True)
 class Changing(WrongKernel):
-    """A backend that is wrong in some of its runs, without oneDNN too."""
+    """A backend that is wrong in some of its runs, without a part of torch too."""
 
     wrong: Iterator[bool] = field(kw_only=True)
 
@@ -37,8 +37,8 @@ class Changing(WrongKernel):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ([False, False, False], "onednn-conv-gap"),
-        ([False, True, True], "onednn-conv-gap+other"),
+        ([False, False, False], "compile-custom-op-promise"),
+        ([False, True, True], "compile-custom-op-promise+other"),
         ([False, True, False], ""),
         ([False, False, True], ""),
     ],
@@ -77,4 +77,4 @@ class Doubtful(WrongKernel):
 def test_the_reference_must_repeat_too(other: list[bool]) -> None:
     backend = Doubtful(eager(), "neg", always=True, other=iter(other))
     said = Remedied(GAP, lambda trial, found: "other").explains(Trial.of(CASE, backend), CHANGES)
-    assert said == ("" if any(other) else "onednn-conv-gap")
+    assert said == ("" if any(other) else "compile-custom-op-promise")
