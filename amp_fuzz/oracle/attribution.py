@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from amp_fuzz.backends.harness import Observation
+from amp_fuzz.cases.case import has_context
+from amp_fuzz.cases.program import FP8
 from amp_fuzz.oracle.compare import Divergence, same
 from amp_fuzz.oracle.errors import alike
 from amp_fuzz.oracle.explicit import Explicit
@@ -75,8 +77,11 @@ def own(trial: Trial, found: Divergence) -> Own:
     """Return which part of a divergence the backend shows without autocast.
 
     Runs the backend once more, on the explicit program, and the reference a few times. Where the
-    explicit program cannot say, the backend runs the case without autocast.
+    explicit program cannot say, the backend runs the case without autocast. None of that is without
+    the autocast of FP8: of such a case nothing is said.
     """
+    if has_context(trial.case.program.body, FP8):
+        return NONE
     program = trial.explicit()
     twin = None if program is None else trial.twin(program.case, program.expected)
     if found.kind == "relation":

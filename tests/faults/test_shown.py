@@ -8,8 +8,8 @@ from amp_fuzz.backends.harness import quiet
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
 from tests.faults.casts import CONTROLS
-from tests.faults.custom import CUSTOM
-from tests.faults.fault import Fault
+from tests.faults.custom import CUSTOM, CustomFault
+from tests.faults.fault import Fault, NumericFault
 from tests.faults.faults import FAULTS, SEMANTIC
 from tests.faults.fp8 import FAULTS as LAYERS
 from tests.faults.numeric import EAGER
@@ -30,10 +30,13 @@ RARE = {
 def test_a_fault_diverges_in_its_case_and_honest_torch_agrees(name: str) -> None:
     case = showing(name)
     assert verdict(name, case, honest=True).outcome in ("agreed", "raised")
-    found = verdict(name, case)
-    assert found.outcome == "diverged"
+    found, fault = verdict(name, case), EVERY[name]
+    outcomes: tuple[str, ...] = ("diverged",)
+    if isinstance(fault, (NumericFault, CustomFault)) or name == "backward-on":
+        outcomes += ("backend",)  # it may show without autocast
+    assert found.outcome in outcomes
     assert found.divergence is not None
-    kinds = kinds_of(EVERY[name])
+    kinds = kinds_of(fault)
     assert not kinds or found.divergence.kind in kinds, found.divergence
 
 

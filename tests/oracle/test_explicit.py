@@ -116,6 +116,17 @@ def test_a_program_is_entered_as_one_without_autocast_is(entry: str, plainly: st
     assert (made.case.plan.entry, body(made.case)) == (plainly, CAST)
 
 
+@pytest.mark.parametrize(
+    ("entry", "plainly"), [("cast_inputs", "function"), ("register_autocast", "custom_op")]
+)
+def test_a_function_that_casts_its_inputs_to_float32_gets_them_as_they_are(
+    entry: str, plainly: str
+) -> None:
+    made = explicit(case(SQUARES, MM, entry=entry))
+    assert made is not None
+    assert (made.case.plan.entry, body(made.case)) == (plainly, ["v0 = mm(x0, w1)"])
+
+
 def test_a_call_whose_casts_cannot_be_written_stays_under_autocast_alone() -> None:
     """A custom op casts its arguments, and its body is cast otherwise."""
     one = case(SQUARES, call("linear_op", "x0", "w1", None, 1.0), call("mm", "x0", "w1", to="v1"))
@@ -126,17 +137,8 @@ def test_a_call_whose_casts_cannot_be_written_stays_under_autocast_alone() -> No
     assert made.kept == {"v0"}
 
 
-@pytest.mark.parametrize(
-    "one",
-    [
-        case(SQUARES, MM, contexts=()),
-        case(SQUARES, MM, entry="cast_inputs"),
-        case(SQUARES, MM, entry="register_autocast"),
-    ],
-    ids=lambda one: one.plan.entry,
-)
-def test_there_is_none_of_a_case_without_autocast_or_one_that_cannot_go_without(one: Case) -> None:
-    assert explicit(one) is None
+def test_there_is_none_of_a_case_without_autocast() -> None:
+    assert explicit(case(SQUARES, MM, contexts=())) is None
 
 
 def test_a_cast_that_the_log_has_wrong_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
