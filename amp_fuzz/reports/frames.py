@@ -32,6 +32,7 @@ from amp_fuzz.reports.sums import summed
 __all__ = [
     "Noted",
     "RunData",
+    "cause_of",
     "coverage",
     "findings",
     "groups",
@@ -412,14 +413,32 @@ def coverage(data: RunData) -> pd.DataFrame:
     return _frame(rows, columns, reachable=int, reached=int).set_index("backend")
 
 
-def groups(data: RunData) -> dict[str, int]:
-    """Return by fingerprint how many cases showed an unknown cause."""
-    counts: Counter[str] = Counter()
-    rows = data.cases[data.cases["outcome"] == "diverged"]
-    for joined, count in _sizes(rows, "groups").items():
-        for name in filter(None, str(joined).split(",")):
-            counts[name] += count
-    return dict(counts)
+def cause_of(record: DivergenceRecord) -> str:
+    """Return the name of a finding's cause: its fingerprint, or else the id of its case."""
+    return record.fingerprint or record.id
+
+
+def groups(data: RunData, found: pd.DataFrame) -> tuple[Counter[str], Counter[str]]:
+    """Return by cause how many new cases count for it, and how many count for another but show it.
+
+    A case that diverged in an unknown way counts once: for the first of its causes that has a
+    finding, or for "" if none has. found: from `findings`.
+    """
+    new = [record for record in data.records if not record.known]
+    shown = {cause_of(record) for record in new}
+    joined = {record.joins: record.fingerprint for record in new if record.joins}
+    by_id = {(record.backend, record.id): cause_of(record) for record in new}
+    counts, others = Counter[str](), Counter[str]()
+    rows = data.cases[(data.cases["outcome"] == "diverged") & (data.cases["groups"] != "")]
+    for text, count in _sizes(rows, "groups").items():
+        names = dict.fromkeys(joined.get(name, name) for name in str(text).split(","))
+        own, *rest = [name for name in names if name in shown] or [""]
+        counts[own] += count
+        others.update(dict.fromkeys(rest, count))
+    alone = found[found["known"] == ""]
+    for backend, name, count in zip(alone["backend"], alone["id"], alone["count"], strict=True):
+        counts[by_id.get((str(backend), str(name)), "")] += int(count)
+    return counts, others
 
 
 def variants(data: RunData) -> dict[str, Counter[str]]:

@@ -114,7 +114,7 @@ def _new(view: View) -> Iterator[str]:
 
 def _finding(finding: FindingView) -> Iterator[str]:
     r = finding.record
-    yield f"#### {text(finding.title)} on {code(r.backend)}: {plural(finding.cases, 'case')}"
+    yield f"#### {text(finding.title)} on {code(r.backend)}: {finding.counted}"
     yield ""
     yield from _block("\n".join(finding.short), "")
     yield ""

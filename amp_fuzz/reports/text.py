@@ -195,7 +195,7 @@ def _new(view: View, width: int) -> Iterator[str]:
 
 def _finding(number: int, finding: FindingView, width: int) -> Iterator[str]:
     r = finding.record
-    head = f"{number}. {finding.title} on {r.backend}: {plural(finding.cases, 'case')}"
+    head = f"{number}. {finding.title} on {r.backend}: {finding.counted}"
     yield from _wrap(head, width, indent="  ")
     for line in finding.short:
         yield f"     | {_cut(clean(line), width - 7)}"

@@ -68,6 +68,8 @@ when compiled. We found no report.
 Stage aot_eager. In one context eager uses the cast of a weight again, even after the weight was
 updated in place, until the outermost context ends (documented for `cache_enabled`). AOTAutograd
 traces with the cache disabled and has the casts in its graphs: a second step sees the new weight.
+A program that itself changes a weight inside a context depends on the cache: `amp_fuzz.check` says
+so, with the verdict ``stale``.
 
 ## compile-views: a view made under no_grad has a grad_fn
 
