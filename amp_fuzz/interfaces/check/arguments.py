@@ -45,7 +45,7 @@ def caller_of(isolate: bool | None, backends: Iterable[Backend]) -> tuple[Call, 
         said = f"It was called in this process, which a crash would have killed: {reason}."
         return _here, ((said,) if isolate is None else ())
     # Once for all forks. torch imports dynamo at the first checkpoint, custom op or compiler. The
-    # modules of a compiler take 1.5 CPU seconds or more in each fork that has to import them.
+    # modules of a compiler take 0.7 to 2.3 CPU seconds in each fork that has to import them.
     modules = ["torch._dynamo", *(name for b in backends for name in facts_of(b).imports)]
     with quiet():
         for name in modules:
