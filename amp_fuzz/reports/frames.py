@@ -16,6 +16,7 @@ import pandas as pd
 from amp_fuzz.cases.program import statements
 from amp_fuzz.records.rows import KernelRow, alone, diverged, kernel_rows
 from amp_fuzz.records.schema import (
+    DIVERGING,
     CaseRecord,
     DamageRecord,
     DivergenceRecord,
@@ -23,6 +24,7 @@ from amp_fuzz.records.schema import (
     IncidentRecord,
     Note,
     NoteRecord,
+    Outcome,
     Record,
     RunRecord,
 )
@@ -75,8 +77,8 @@ class RunData:
     cases: one row for each case; op, policy, dtypes are those of the first statement that diverged;
     groups are the fingerprints of its causes, joined by commas.
     kernels: op (the overload), policy, dtypes, backend, outcome, kind, with the numbers of cases
-    that reached it and of calls. A case that diverged is ``known`` or ``diverged`` in the row of
-    its divergence; its other kernels were not compared and are ``elsewhere``.
+    that reached it and of calls. A case that diverged is ``backend``, ``known`` or ``diverged`` in
+    the row of its divergence; its other kernels were not compared and are ``elsewhere``.
     ops: the catalogue's ops by backend. parts: seconds by backend and part of the work.
     divergences: one row for each of `records`, in order. ends: one row for each task that ended.
     damage: one line for each unreadable record. unjudged: by backend, how many values differ in a
@@ -217,7 +219,7 @@ class Tally:
         self.ops.update((record.backend, op) for op in set(record.ops))
         for part, spent in record.seconds.items():
             self.parts[record.backend, part].append(spent)
-        if record.outcome in ("known", "diverged"):
+        if record.outcome in DIVERGING:
             self.diverging.append(record)  # held until all records are read
             return
         for kernel in kernel_rows(record):
@@ -346,14 +348,16 @@ def summary(data: RunData) -> pd.DataFrame:
     """Return op x policy x dtypes x backend x kind, with numbers of cases and calls.
 
     kind: of the divergence, or ``agreed``, ``raised`` (both sides, alike), ``elsewhere`` (the case
-    diverged, but not here). known: how many of the cases a known finding explains. An op is an
-    autocast kernel; a divergence at no kernel is listed under the catalogue's op or "".
+    diverged, but not here). known: how many of the cases a known finding explains. own: how many
+    differ in the same way without autocast. An op is an autocast kernel; a divergence at no kernel
+    is listed under the catalogue's op or "".
     """
     frame = data.kernels.copy()
     frame["kind"] = frame["kind"].where(frame["kind"] != "", frame["outcome"])
-    frame["known"] = frame["cases"].where(frame["outcome"] == "known", 0).astype(int)
+    for name, outcome in (("known", "known"), ("own", "backend")):
+        frame[name] = frame["cases"].where(frame["outcome"] == outcome, 0).astype(int)
     keys = ["op", "policy", "dtypes", "backend", "kind"]
-    return frame.groupby(keys, as_index=False, sort=True)[["cases", "known", "calls"]].sum()
+    return frame.groupby(keys, as_index=False, sort=True)[["cases", "known", "own", "calls"]].sum()
 
 
 def outcomes(data: RunData) -> pd.DataFrame:
@@ -364,7 +368,7 @@ def outcomes(data: RunData) -> pd.DataFrame:
     many of the catalogue's ops were called.
     """
     counts = _sizes(data.cases, "backend", "outcome").unstack(fill_value=0)
-    order = ["agreed", "raised", "known", "diverged"]
+    order = ["agreed", "raised", "backend", "known", "diverged"]
     frame = counts.reindex(index=data.backends, columns=order, fill_value=0).astype(int)
     frame.insert(0, "cases", frame.sum(axis=1))
     frame["raised_share"] = (frame["raised"] / frame["cases"]).where(frame["cases"] > 0, 0.0)
@@ -412,20 +416,20 @@ def coverage(data: RunData) -> pd.DataFrame:
     return _frame(rows, columns, reachable=int, reached=int).set_index("backend")
 
 
-def groups(data: RunData) -> dict[str, int]:
-    """Return by fingerprint how many cases showed an unknown cause."""
+def groups(data: RunData, outcome: Outcome = "diverged") -> dict[str, int]:
+    """Return by fingerprint how many cases of an outcome showed a cause."""
     counts: Counter[str] = Counter()
-    rows = data.cases[data.cases["outcome"] == "diverged"]
+    rows = data.cases[data.cases["outcome"] == outcome]
     for joined, count in _sizes(rows, "groups").items():
         for name in filter(None, str(joined).split(",")):
             counts[name] += count
     return dict(counts)
 
 
-def variants(data: RunData) -> dict[str, Counter[str]]:
+def variants(data: RunData, outcome: Outcome = "diverged") -> dict[str, Counter[str]]:
     """Return by fingerprint the ways in which its cases diverged, as ``grad-value at tanh``."""
     found: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    rows = data.cases[data.cases["outcome"] == "diverged"]
+    rows = data.cases[data.cases["outcome"] == outcome]
     sizes = _sizes(rows, "groups", "kind", "op").reset_index(name="count")
     for joined, kind, op, count in sizes.itertuples(index=False, name=None):
         for name in filter(None, joined.split(",")):
@@ -453,7 +457,7 @@ def findings(data: RunData) -> pd.DataFrame:
     each backend, kind and known entry, or each backend, kind and op if it is new). "" if no record
     is left.
     """
-    diverging = data.cases[data.cases["outcome"].isin(["known", "diverged"])]
+    diverging = data.cases[data.cases["outcome"].isin(DIVERGING)]
     diverging = diverging[(diverging["groups"] == "") | (diverging["outcome"] == "known")]
     frame = _sizes(diverging, *_GROUP).rename("count").reset_index()
     small = data.divergences.sort_values("statements", kind="stable")

@@ -56,6 +56,7 @@ from amp_fuzz.records.schema import (
     EndRecord,
     IncidentRecord,
     NoteRecord,
+    listed,
     unanswered,
 )
 from amp_fuzz.records.store import Store, StoreError, Writer
@@ -455,7 +456,9 @@ class Supervisor:
 
     def _keep(self, record: DivergenceRecord) -> bool:
         """Keep a finding, unless a similar one is kept: several workers may meet one cause."""
-        like = signature_of(record) if record.known else (record.fingerprint, *record.as_if)
+        like = record.known, record.fingerprint, *record.as_if
+        if listed(record.known):
+            like = signature_of(record)
         if like in self.kept:
             return False
         self.kept.add(like)
@@ -791,7 +794,7 @@ def _task(
             note.rested()
             cases += 1
             reached = frozenset(k.overload for k in event.kernels)
-            anew = event.groups if event.outcome == "diverged" else ()
+            anew = event.groups if event.outcome in ("backend", "diverged") else ()
             yield Progress(
                 *(task.backend, task.family, event.outcome, anew, reached),
                 notes=event.notes,

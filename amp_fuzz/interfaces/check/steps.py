@@ -31,6 +31,7 @@ from amp_fuzz.interfaces.check.notes import not_restored, notes_of, raising
 from amp_fuzz.interfaces.check.remedy import remedy, runs_without
 from amp_fuzz.interfaces.check.result import Diverged, Ran, Status
 from amp_fuzz.interfaces.check.subject import Subject
+from amp_fuzz.records.schema import OWN, listed
 from amp_fuzz.records.store import Store
 from amp_fuzz.reference import load_table
 from amp_fuzz.upstream.known import Known
@@ -253,7 +254,7 @@ def _raising(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
 def _divergence(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
     """Yield the divergence, then with the others, then with its place."""
     divergence, verdict, counts = _diverged(asked, checked, found), found.verdict, _counts(found)
-    if verdict.known:
+    if listed(verdict.known):
         ids = verdict.known.split("+")
         told = tuple(messages.listed(entry) for entry in asked.known if entry.id in ids)
         divergence = replace(divergence, told=told)
@@ -265,6 +266,14 @@ def _divergence(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
         return
     if said := _valueless(asked, found):
         yield asked.ran("skipped", said)
+        return
+    if verdict.known == OWN:
+        raised = found.observed.raised
+        if raised is not None and found.expected.raised is None:
+            said = messages.first_line(raised.message)
+            yield asked.ran("skipped", f"it raises without autocast too: {said}")
+            return
+        yield asked.ran("backend", "", divergence=divergence, **counts)
         return
 
     def ran() -> Ran:
