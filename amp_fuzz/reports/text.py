@@ -108,7 +108,7 @@ def _backends(backends: Sequence[BackendView], width: int, *, verbose: bool) -> 
     # The columns that a narrow terminal drops, in this order.
     if not verbose:
         few = [[row[i] for i in (0, 1, 4, 5, 6, 8)] for row in (header, *rows)]
-        yield from layout(few[0], few[1:], width, left=(0, 5), drop=(3, 2))
+        yield from layout(few[0], few[1:], width, left=(0, 5), drop=(2, 3))
         return
     yield from layout(header, rows, width, left=(0, 8), drop=(7, 2, 3))
     details: dict[str, list[str]] = {}

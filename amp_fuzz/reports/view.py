@@ -22,7 +22,6 @@ from amp_fuzz.records.schema import (
     Note,
     NoteKind,
     incident_line,
-    listed,
     outcome_of,
 )
 from amp_fuzz.reports import frames
@@ -541,7 +540,7 @@ def _known(data: RunData, found: pd.DataFrame, entries: Sequence[Bug]) -> tuple[
     bugs |= {entry.id: entry for entry in data.run.entries}
     # Two bugs may meet in one case, which then counts for each; ids are joined by "+".
     each = found.assign(known=found["known"].astype(str).str.split("+")).explode("known")
-    each = each[each["known"].map(listed)]
+    each = each[~each["known"].isin(["", OWN])]
     views = []
     for name, rows in each.groupby("known"):
         entry = bugs.get(str(name))
