@@ -30,11 +30,6 @@ class Judged:
     expected: Observation
     observed: Observation
 
-    @property
-    def diverged(self) -> bool:
-        """Whether there is a divergence that nothing explains."""
-        return self.verdict.outcome == "diverged"
-
 
 def judged(
     checked: Checked, plan: Plan, known: Sequence[Known] = (), *, confirm: bool = True

@@ -273,10 +273,10 @@ def _divergence(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
             said = messages.first_line(raised.message)
             yield asked.ran("skipped", f"it raises without autocast too: {said}")
             return
-        yield asked.ran("backend", "", divergence=divergence, **counts)
-        return
 
     def ran() -> Ran:
+        if verdict.known == OWN:
+            return asked.ran("backend", "", divergence=divergence, **counts)
         return asked.ran("diverged", divergence.kind, divergence=divergence, **counts)
 
     yield ran()
@@ -285,7 +285,7 @@ def _divergence(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
     divergence = replace(divergence, also=tuple(map(checked.names, every)))
     yield ran()
     if divergence.kind not in ("state", "nondeterminism"):
-        place = locate(checked, found.case.plan, asked.known, divergence.kind, asked.seconds)
+        place = locate(checked, found, asked.known, divergence.kind, asked.seconds)
         divergence = _placed(divergence, place, checked, asked.store)
         yield ran()
 
