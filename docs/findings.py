@@ -6,7 +6,8 @@ Also write docs/evidence/known-by-version.md, from benchmarks/known/*.json: what
 `amp-fuzz known check` saw.
 
 The page of a file of `amp_fuzz.upstream` is its docstring, with a table of facts and the smallest
-case below the section of each bug. In a docstring ``[some-bug]`` is a link to that bug. --check
+case below the section of each bug. The page of a bug that is a backend's own is written by hand;
+its record in `amp_fuzz/upstream/own` names it. In a docstring ``[some-bug]`` is a link to that bug. --check
 writes nothing, names what is not as it would be written, and exits with 1.
 """
 
@@ -41,7 +42,8 @@ def main() -> None:
     wanted[readme] = index(readme.read_text())
     wanted[VERSIONS] = by_version(measured())
     stale = [p for p, text in wanted.items() if not p.exists() or p.read_text() != text]
-    left = [p for p in FOLDER.glob("*/*.md") if p not in wanted]
+    kept = {FOLDER / bug.page for bug in BUGS.values() if bug.own}
+    left = [p for p in FOLDER.glob("*/*.md") if p not in wanted and p not in kept]
     for path in [*stale, *left]:
         sys.stdout.write(f"{path.relative_to(FOLDER.parents[1])}\n")
         if check:
@@ -95,10 +97,18 @@ def linked(text: str, file: ModuleType) -> str:
 
 def target(name: str, page: Path) -> str:
     """Return the link from a page to a bug."""
-    (home,) = (path_of(file) for file in FILES if BUGS[name] in file.BUGS)
+    home = home_of(BUGS[name])
     where = "" if home == page else f"{home.relative_to(FOLDER)}"
     up = "" if home == page or page.parent == FOLDER else "../"
     return f"{up}{where}#{name}"
+
+
+def home_of(bug: Bug) -> Path:
+    """Return the page of a bug."""
+    if bug.own:
+        return FOLDER / bug.page
+    (home,) = (path_of(file) for file in FILES if bug in file.BUGS)
+    return home
 
 
 def facts(bug: Bug) -> Iterator[str]:
@@ -126,6 +136,8 @@ def cell(text: str) -> str:
 
 def told(bug: Bug) -> str:
     """Return how a divergence is known to be this bug."""
+    if bug.own:
+        return "the backend shows it without autocast too"
     if bug.imitation is not None:
         way = "the reference that imitates it agrees on the whole case"
         return f"{way} and both sides agree without autocast" if bug.bare == "agrees" else way
@@ -149,12 +161,17 @@ def index(text: str) -> str:
     before, _, rest = text.partition(START)
     after = rest.partition(END)[2]
     rows = ["| bug | what | torch | upstream |", "|---|---|---|---|"]
-    for file in FILES:
-        for bug in file.BUGS:
-            link = f"[{number(bug.link)}]({bug.link})" if bug.link else ""
-            at = target(bug.id, FOLDER / "README.md")
-            rows.append(f"| [{bug.id}]({at}) | {cell(bug.what)} | {bug.torch} | {link} |")
+    for bug in every():
+        link = f"[{number(bug.link)}]({bug.link})" if bug.link else ""
+        at = target(bug.id, FOLDER / "README.md")
+        rows.append(f"| [{bug.id}]({at}) | {cell(bug.what)} | {bug.torch} | {link} |")
     return f"{before}{START}\n" + "\n".join(rows) + f"\n{END}{after}"
+
+
+def every() -> Iterator[Bug]:
+    """Yield every bug: those of autocast first, by file."""
+    yield from (bug for file in FILES for bug in file.BUGS)
+    yield from (bug for bug in BUGS.values() if bug.own)
 
 
 FAMILIES = {
@@ -214,7 +231,7 @@ def by_version(found: Mapping[str, dict[str, Any]]) -> str:
     ]
     for family, title in FAMILIES.items():
         rows = []
-        for bug in (bug for file in FILES if family_of(file) == family for bug in file.BUGS):
+        for bug in (bug for bug in every() if home_of(bug).parent.name == family):
             at = f"../findings/{target(bug.id, FOLDER / 'README.md')}"
             link = f"[{number(bug.link)}]({bug.link})" if bug.link else ""
             rows_of = (one["bugs"].get(bug.id, NOT_MEASURED) for one in found.values())
@@ -229,14 +246,9 @@ SHOWN = {"there": "there", "gone": "**gone**", "cannot tell": "?", "": ""}
 NOT_MEASURED = {"state": ""}  # a new record
 
 
-def family_of(file: ModuleType) -> str:
-    """Return the folder of a file of bugs."""
-    return file.__name__.split(".")[-2]
-
-
 def told_on(one: Mapping[str, Any], family: str) -> int:
     """Return how many bugs of a family a torch told of."""
-    ids = [bug.id for file in FILES if family_of(file) == family for bug in file.BUGS]
+    ids = [bug.id for bug in every() if home_of(bug).parent.name == family]
     states = (one["bugs"].get(name, NOT_MEASURED)["state"] for name in ids)
     return sum(state in ("there", "gone") for state in states)
 

@@ -27,7 +27,7 @@ from amp_fuzz.backends.dispatcher import has_autocast
 from amp_fuzz.backends.harness import Observation, Raised, bits, compiled
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.cases.build import BF16, F16, call, case, program, under, x
-from amp_fuzz.cases.case import Case, load
+from amp_fuzz.cases.case import Case, load, uses_autocast
 from amp_fuzz.cases.program import FP8, statements
 from amp_fuzz.catalogue import CATALOGUE, select
 from amp_fuzz.findings.supervision.processes import unforkable
@@ -163,10 +163,12 @@ class WrongKernel:
 
     Where results may round otherwise it doubles that element.
     Where results have no values it gets the dtype wrong, and in a case that raises it raises there.
+    It does so under autocast only; else it would be the backend's own. always: without it too.
     """
 
     inner: Backend
     op: str
+    always: bool = False
 
     @property
     def name(self) -> str:
@@ -219,6 +221,8 @@ class WrongKernel:
         return [self._wrong(c, seen) for c, seen in zip(cases, self.inner.run(cases), strict=True)]
 
     def _wrong(self, case: Case, seen: Observation) -> Observation:
+        if not (self.always or uses_autocast(case)):
+            return seen
         made = {n for s in statements(case.program.body) if s.op == self.op for n in s.outputs}
         if seen.raised is not None:
             seen.raised = self._raised(case, seen.raised)

@@ -18,7 +18,7 @@ from amp_fuzz.reference.calls import Call, Treatment
 from amp_fuzz.reference.state import here
 from amp_fuzz.reference.treatments import asked_device
 
-__all__ = ["Decision", "Flip", "Flips", "current", "deciding", "flips"]
+__all__ = ["UNCACHED", "Decision", "Flip", "Flips", "current", "deciding", "flips"]
 
 Other: TypeAlias = Literal[Policy.LOWER_PRECISION_FP, Policy.FP32] | None
 
@@ -38,13 +38,18 @@ class Flip:
 
     cast: the number of the cast that is left out; -1: the whole call is treated by `policy`, which
     is None for no cast at all. other: it is treated as it should, but casts to the 16-bit dtype
-    that is not its context's.
+    that is not its context's. cached: False, of no one call: no cast of a weight is used twice.
     """
 
     call: int
     cast: int = -1
     policy: Other = None
     other: bool = False
+    cached: bool = True
+
+
+UNCACHED = Flip(-1, cached=False)
+"""The weight cache is off."""
 
 
 @dataclass(slots=True)
@@ -85,6 +90,10 @@ class Flips:
         self.decisions[-1] = Decision(last.overload, last.policy, (*last.casts, (old, new)))
         wanted = Flip(len(self.decisions) - 1, len(last.casts))
         return self.flip == wanted
+
+    def caches(self) -> bool:
+        """Return whether casts of weights are kept."""
+        return self.flip is None or self.flip.cached
 
 
 def current() -> Flips | None:

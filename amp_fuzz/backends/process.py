@@ -28,7 +28,7 @@ from amp_fuzz.backends.flips import Decision, Flip
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.backends.imitation import Composed
 from amp_fuzz.cases.case import Case
-from amp_fuzz.reference import Policy, supposing
+from amp_fuzz.reference import Supposed, supposing
 from amp_fuzz.reference.state import here
 
 __all__ = ["REFUSES", "Apart", "ApartError", "Says", "Sides", "serve"]
@@ -75,7 +75,7 @@ class _Ask:
     threads: int
     onednn: bool
     imitated: Composed
-    supposed: Mapping[str, Policy | None]
+    supposed: Mapping[str, Supposed]
     deciding: bool
     flip: Flip | None
 

@@ -101,7 +101,9 @@ def choose(names: Iterable[str]) -> list[Backend]:
                 raise BackendError(f"no backend matches {name!r}: use {', '.join(known)} or all")
             chosen |= {n: b for n, b in matched.items() if b.availability().status == "ready"}
         else:
-            near = difflib.get_close_matches(name, [*known, "all"], n=1)
+            near = difflib.get_close_matches(name, [*known, "all"], n=len(known))
+            ready = (n for n in near if n == "all" or known[n].availability().status == "ready")
+            near = [first] if (first := next(ready, "")) else near
             hint = f": did you mean {near[0]!r}?" if near else f": use {', '.join(known)} or all"
             if name.startswith("eager-"):
                 own = name.removeprefix("eager-").partition("[")[0]

@@ -39,7 +39,7 @@ from amp_fuzz.backends.torchscript_autocast import (
     write_casts_again,
 )
 from amp_fuzz.backends.torchscript_unit import fresh_unit, usable
-from amp_fuzz.cases.case import CUSTOM_OPS, Case, inferring
+from amp_fuzz.cases.case import CUSTOM_OPS, Case, inferring, uses_autocast
 from amp_fuzz.cases.program import (
     Autocast,
     Checkpoint,
@@ -240,7 +240,12 @@ class _Reference(ReferenceRuntime):
     backend: ScriptBackend
 
     def ways(self, case: Case) -> Callable[[], AbstractContextManager[None]] | None:
-        """Return the context in which the casts are those of TorchScript's documented pass."""
+        """Return the context in which the casts are those of TorchScript's documented pass.
+
+        The reference then runs TorchScript's own graph. A case without autocast has no casts.
+        """
+        if not uses_autocast(case):
+            return None
         return partial(imitation.imitating, imitation.NOTHING.beside({"pass": _PASS}))
 
     def of(self, case: Case) -> Runtime:
@@ -311,7 +316,7 @@ class _Read:
     @property
     def is_graph(self) -> bool:
         """Whether a graph runs, and not Python."""
-        return bool(self.lowering) and self.case.plan.entry not in CUSTOM_OPS
+        return bool(self.lowering)
 
     @cached_property
     def made(self) -> Callable[..., Any]:
@@ -388,11 +393,12 @@ def _driver(case: Case, names: Names, program: _Scripted | _Read) -> dict[str, A
                 return super().__call__(function)
             return function.decorated(case.plan.contexts[-1])  # type: ignore[attr-defined]
 
-    def opaque(program: _Scripted, *how: Any) -> Any:
+    def opaque(program: _Scripted | _Read, *how: Any) -> Any:
+        if isinstance(program, _Read):
+            return prelude.as_custom_op(program.python(), *how)
         return program.calling(prelude.as_custom_op(program.plain(), *how))
 
-    made: dict[str, Any] = {"program": program, "autocast": around}
-    return {**made, "as_custom_op": opaque} if isinstance(program, _Scripted) else made
+    return {"program": program, "autocast": around, "as_custom_op": opaque}
 
 
 class _Scripted:

@@ -279,6 +279,12 @@ def bare(case: Case) -> Case:
     return bare.with_plan(contexts=(), entry="context", backward_context=None, backward=backward)
 
 
+def uses_autocast(case: Case) -> bool:
+    """Return whether a case enters an autocast context anywhere."""
+    around = any((*case.plan.contexts, case.plan.backward_context))
+    return around or has_context(case.program.body, Autocast)
+
+
 def inferring(case: Case) -> Case:
     """Return a case that never asks for a gradient or changes a weight."""
     return case.with_plan(

@@ -1,8 +1,9 @@
 """Show where a case first diverges, by how much, and which decision of autocast is to blame.
 
 If the program still diverges when it returns all its values, every statement is shown (a compiler
-may fuse values that are not returned). Then the reference runs again with one cast left out, or one
-call under another policy. If such a run agrees with the backend, it shows what the backend did.
+may fuse values that are not returned). Then the reference runs again without the weight cache, with
+one cast left out, or with one call under another policy. If such a run agrees with the backend, it
+shows what the backend did.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 
 from amp_fuzz.backends import Backend, BackendError
 from amp_fuzz.backends.base import mixes, shadows_of
-from amp_fuzz.backends.flips import Decision, Flip, deciding, flips
+from amp_fuzz.backends.flips import UNCACHED, Decision, Flip, deciding, flips
 from amp_fuzz.backends.harness import Observation, bits, quiet
 from amp_fuzz.backends.registry import MissingBackend, choose_backends
 from amp_fuzz.cases.case import Case
@@ -256,14 +257,20 @@ def _removing(
     """Return the flips that make the reference agree, how many were tried, and of how many."""
     runtime = backend.reference()
     with deciding() as plain:
-        runtime.run(case)
-    wanted = list(flips(plain.decisions))
+        seen = runtime.run(case)
+    wanted = [*([UNCACHED] if _shares(seen) else []), *flips(plain.decisions)]
     found = []
     for flip in wanted[:MOST]:
         if _agrees(case, backend, observed, flip):
             found.append(_words(plain.decisions, flip))
         alive()
     return found, min(len(wanted), MOST), len(wanted)
+
+
+def _shares(seen: Observation) -> bool:
+    """Return whether a cast of a weight may have been used twice."""
+    casts = [(c.source, c.new) for call in seen.kernels for c in call.casts if c.cached]
+    return len(casts) > len({*casts})
 
 
 def _agrees(case: Case, backend: Backend, observed: Observation, flip: Flip) -> bool:
@@ -291,6 +298,8 @@ def _agrees(case: Case, backend: Backend, observed: Observation, flip: Flip) -> 
 
 
 def _words(decisions: list[Decision], flip: Flip) -> str:
+    if flip == UNCACHED:
+        return "without the weight cache: each use of a weight casts it again"
     decision = decisions[flip.call]
     of = [i for i, d in enumerate(decisions) if d.overload == decision.overload]
     number = f", call {of.index(flip.call) + 1} of {len(of)}" if len(of) > 1 else ""

@@ -53,13 +53,13 @@ from amp_fuzz.findings.wrong_policy import (
 )
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.oracle.errors import refuses
-from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.oracle.judge import Explain, Judge
 from amp_fuzz.oracle.labels import Named, tainted
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.records.baseline import Entry, match
 from amp_fuzz.records.fingerprint import fingerprint, fingerprinted, ingredient, kind_of, special
 from amp_fuzz.records.schema import OWN, DivergenceRecord, Note, listed
-from amp_fuzz.reference import Policy
+from amp_fuzz.reference import Supposed
 from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.upstream.supposed import agrees_with
 
@@ -79,8 +79,9 @@ class Groups:
     looks: fingerprints by look. traits: fingerprints by traits. as_if: by backend and kernel, the
     policies that explain every case of a cause so far, and its fingerprint; for contexts, by
     backend and the unusual part of the plan, the settings that they act as. left: by backend and
-    ``leaves=weight cache``, the fingerprint of contexts that do not restore this. known: by
-    fingerprint, the entry of the baseline. signatures: of divergences that a known list explains.
+    ``leaves=weight cache``, the fingerprint of contexts that do not restore this. loose: findings
+    that no policy explains so far. asked: policies that were tried on loose findings.
+    known: by fingerprint, the entry of the baseline. signatures: of listed divergences.
     seen: how often a look or traits were met. deadly: ids of candidates that killed a process; they
     do not run again. minimised: how many looks of a backend, kind and op were minimised. notes: by
     backend and group of a note, the size of its smallest case. elsewhere: see
@@ -91,6 +92,8 @@ class Groups:
     traits: dict[Look, tuple[str, ...]] = field(default_factory=dict)
     as_if: dict[tuple[str, str], tuple[tuple[str, ...], str]] = field(default_factory=dict)
     left: dict[tuple[str, str], str] = field(default_factory=dict)
+    loose: dict[str, DivergenceRecord] = field(default_factory=dict)
+    asked: set[tuple[str, str]] = field(default_factory=set)
     known: dict[str, str] = field(default_factory=dict)
     signatures: set[Look] = field(default_factory=set)
     seen: Counter[Look] = field(default_factory=Counter)
@@ -124,7 +127,17 @@ class Groups:
         new = record.fingerprint not in self.known
         if new:
             self.known[record.fingerprint] = entry
+            if not entry and not record.as_if and cause.kind != "state":
+                self.loose[record.fingerprint] = record
         return new
+
+    def join(self, loose: str, cause: str) -> None:
+        """Count further cases of a loose finding with the cause that explains it."""
+        del self.loose[loose]
+        for known in (self.looks, self.traits):
+            for key, names in known.items():
+                if loose in names:
+                    known[key] = tuple(cause if name == loose else name for name in names)
 
     def smallest(self, note: Note, case: Case) -> bool:
         """Add a note, and return whether its case is the smallest of the group."""
@@ -140,6 +153,8 @@ class Groups:
         self.traits |= other.traits
         self.as_if |= other.as_if
         self.left |= other.left
+        self.loose |= other.loose
+        self.asked |= other.asked
         self.known |= other.known
         self.signatures |= other.signatures
         self.deadly |= other.deadly
@@ -194,6 +209,7 @@ def examine(
     yield Step(fingerprinted(verdict.finding(family)))
     for part in work.parts():
         yield from work.part(part)
+        yield from work.joined()
 
 
 _PLAN = "plan: "
@@ -390,18 +406,57 @@ class _Examination:
         if not supposes(part):
             return ()
         groups, observed = self.groups, self.judge.backend.run([part.case])[0]
-        for overload in policies_of(part.kernels):
+        for overload in policies_of(part):
             key = part.backend, overload
             names, cause = groups.as_if.get(key, ((), ""))
-            fits = tuple(
-                name
-                for name in names
-                if agrees_with(self.judge.backend, part.case, observed, {overload: POLICIES[name]})
-            )
-            if fits:
+            if fits := self.fitting(part.case, observed, overload, names):
                 groups.as_if[key] = fits, cause
                 return (cause,)
         return self.together(part, observed)
+
+    def fitting(
+        self, case: Case, observed: Observation, overload: str, names: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        """Return those of a kernel's policies under which the reference does what torch did.
+
+        If none does, return those under which known bugs explain the rest.
+        """
+
+        def agree(explain: Explain | None) -> tuple[str, ...]:
+            backend = self.judge.backend
+            return tuple(
+                name
+                for name in names
+                if agrees_with(backend, case, observed, {overload: POLICIES[name]}, explain)
+            )
+
+        return agree(None) or agree(self.judge.explain)
+
+    def joined(self) -> Iterator[Step]:
+        """Yield loose findings that a policy explains, which a case has shown since: one group.
+
+        Only the finding's own case is asked. It may have a plan or a known bug that hides a policy,
+        so that it does not name one itself.
+        """
+        groups, backend = self.groups, self.judge.backend
+        for (on, about), (names, cause) in tuple(groups.as_if.items()):
+            for loose, record in tuple(groups.loose.items()):
+                if (cause, loose) in groups.asked or not self.quick:
+                    continue
+                groups.asked.add((cause, loose))
+                case = record.minimised or record.case
+                verdict = None
+                if on == record.backend == backend.name and not about.startswith(_PLAN):
+                    verdict = self.judged(case)
+                if verdict is None or not supposes(verdict) or about not in policies_of(verdict):
+                    continue
+                if fits := self.fitting(case, backend.run([case])[0], about, names):
+                    groups.as_if[on, about] = fits, cause
+                    groups.join(loose, cause)
+                    policy = policies_of(verdict)[about] or "none"
+                    said = {"as_if": fits, "overload": about, "policy": policy, "general": False}
+                    now = fingerprinted(msgspec.structs.replace(record, **said, joins=loose))
+                    yield Step(now, last=True)
 
     def together(self, part: Verdict, observed: Observation) -> tuple[str, ...]:
         """Return the fingerprints of the policies and contexts that explain it together.
@@ -432,7 +487,7 @@ class _Examination:
         self, part: Verdict, observed: Observation, chosen: dict[str, tuple[str, str]]
     ) -> bool:
         """Return whether the reference, with these policies and contexts, does what torch did."""
-        case, policies = part.case, dict[str, Policy | None]()
+        case, policies = part.case, dict[str, Supposed]()
         for about, (name, _) in chosen.items():
             if about.startswith(_PLAN):
                 case = saying(case, name)

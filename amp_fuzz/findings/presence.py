@@ -109,13 +109,16 @@ _Told: TypeAlias = tuple[State, str]
 
 def _told(bug: Bug, backend: Backend, case: Case) -> _Told:
     """Judge a case until it shows the bug: a nondeterministic one ten times, any other twice."""
-    verdict = _judged(backend, case, [bug.entry])
+    known = () if bug.own else (bug.entry,)
+    verdict = _judged(backend, case, known)
     for _ in range(TRIES - 1 if "nondeterminism" in bug.kinds else 1):
         if verdict.divergence is not None:
             break
-        verdict = _judged(backend, case, [bug.entry])
+        verdict = _judged(backend, case, known)
     if verdict.divergence is None:
         return _agreeing(bug, backend, verdict)
+    if bug.own:
+        return ("there", "") if verdict.outcome == "backend" else _otherwise(verdict)
     return ("there", "") if verdict.known else _diverging(bug, backend, case)
 
 
@@ -125,16 +128,22 @@ def _judged(backend: Backend, case: Case, known: Sequence[Known]) -> Verdict:
 
 def _diverging(bug: Bug, backend: Backend, case: Case) -> _Told:
     """Return what a case shows that diverges, and not by this bug alone."""
-    records = [record.entry for record in BUGS.values()]  # whatever torch they say
+    records = [record.entry for record in BUGS.values() if not record.own]  # of any torch
     verdict = _judged(backend, case, [entry for entry in records if entry.id != bug.id])
     if verdict.known:
         return "cannot tell", f"its case shows {verdict.known} here"
     verdict = _judged(backend, case, records)
     if bug.id in verdict.known.split("+"):
         return "there", ""
-    found = verdict.divergence
-    if found is None:
+    if verdict.divergence is None:
         return "cannot tell", "its case diverges at one run and agrees at another"
+    return _otherwise(verdict)
+
+
+def _otherwise(verdict: Verdict) -> _Told:
+    """Return that a case diverges in another way than the bug says."""
+    found = verdict.divergence
+    assert found is not None
     at = f" at {found.where}" if found.where else ""
     sides = f"expected {found.expected}, observed {found.observed}"
     return "cannot tell", f"its case diverges in another way here: {found.kind}{at}, {sides}"

@@ -9,12 +9,13 @@ in its place show the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import msgspec
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_fuzz.backends.harness import Observation
@@ -28,7 +29,7 @@ from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.records.fingerprint import special
 from amp_fuzz.records.schema import DivergenceRecord
-from amp_fuzz.reference import KernelCall, Policy, load_table
+from amp_fuzz.reference import Policy, Supposed, load_table
 from amp_fuzz.upstream.supposed import agrees_with
 
 __all__ = [
@@ -45,14 +46,19 @@ __all__ = [
     "supposes",
 ]
 
-POLICIES: Mapping[str, Policy | None] = {
+POLICIES: Mapping[str, Supposed] = {
     "none": None,
     "lower_precision_fp": Policy.LOWER_PRECISION_FP,
     "fp32": Policy.FP32,
     "promote": Policy.PROMOTE,
     "banned": Policy.BANNED,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
 }
-"""The policies that an op may behave as, in the order in which they are tried."""
+"""The policies that an op may behave as, in the order in which they are tried.
+
+A dtype is that of `torch.library.register_autocast`, which ops of the user's have.
+"""
 
 # A program with more kernels than this has too many possible assumptions.
 _MOST_KERNELS = 6
@@ -96,7 +102,7 @@ def caused(
     # A divergence that needs more than a plain context is not about an op's policy.
     if not (supposes(first) and supposes(last)) or special(last.case):
         return record
-    kernels = policies_of(last.kernels)
+    kernels = policies_of(last)
     overload, names = as_if(judge, last.case, judge.backend.run([last.case])[0], kernels)
     observed = judge.backend.run([first.case])[0]
     names = tuple(
@@ -107,7 +113,7 @@ def caused(
     if not names:
         return record
     return msgspec.structs.replace(
-        record, overload=overload, as_if=names, policy=kernels[overload].value
+        record, overload=overload, as_if=names, policy=kernels[overload] or "none"
     )
 
 
@@ -178,13 +184,20 @@ def supposes(verdict: Verdict) -> bool:
     return found is not None and found.kind not in (*UNSTEADY, "state", "relation")
 
 
-def policies_of(kernels: Sequence[KernelCall]) -> dict[str, Policy]:
-    """Return the autocast kernels that a case reached, in order, with their policies."""
-    return {call.overload: call.policy for call in kernels}
+def policies_of(verdict: Verdict) -> dict[str, Policy | None]:
+    """Return the autocast kernels that a case reached, in order, with their policies.
+
+    So are the ops of the user's that it calls, which may have a kernel that nobody declared.
+    """
+    found: dict[str, Policy | None] = {k.overload: k.policy for k in verdict.kernels}
+    called = (CATALOGUE[s.op] for s in statements(verdict.case.program.body))
+    names = (name.removeprefix("aten::") for op in called for name in op.overloads[:1])
+    found |= {name: None for name in names if "::" in name and name not in found}
+    return found
 
 
 def as_if(
-    judge: Judge, case: Case, observed: Observation, kernels: Mapping[str, Policy]
+    judge: Judge, case: Case, observed: Observation, kernels: Mapping[str, Policy | None]
 ) -> tuple[str, tuple[str, ...]]:
     """Return the kernel that behaves as if it had another policy, and which, or ``("", ())``.
 
@@ -194,7 +207,9 @@ def as_if(
         found = tuple(
             name
             for name, policy in POLICIES.items()
-            if policy != own and agrees_with(judge.backend, case, observed, {overload: policy})
+            if policy != own
+            and ("::" in overload or not isinstance(policy, torch.dtype))
+            and agrees_with(judge.backend, case, observed, {overload: policy})
         )
         if found:
             return overload, found

@@ -23,6 +23,7 @@ from amp_fuzz.oracle.compare import Divergence, same
 from amp_fuzz.oracle.errors import alike
 from amp_fuzz.oracle.explicit import Explicit
 from amp_fuzz.oracle.labels import named, tainted
+from amp_fuzz.oracle.relations import RELATIONS, check_relation
 
 if TYPE_CHECKING:
     from amp_fuzz.oracle.trial import Trial
@@ -149,9 +150,15 @@ def _breaks(trial: Trial, twin: Trial, found: Divergence) -> bool:
     broken = twin.within()
     if broken is not None:
         return broken.where == found.where
-    # A function transform raises, and neither it nor autocast alone does.
-    transform = found.where.startswith("transform: ") and twin.case.plan.transform != "none"
-    return transform and _alike(trial.observed, twin.observed) and bool(twin.observed.raised)
+    relation = RELATIONS.get(found.where.partition(":")[0])
+    if relation is None:
+        return False
+    if relation.together:  # a function transform raises, and neither it nor autocast alone does
+        ends = _alike(trial.observed, twin.observed) and twin.observed.raised is not None
+        return ends and twin.case.plan.transform != "none"
+    values, judge = trial.backend.values, twin.related
+    again = check_relation(relation, twin.case, twin.run_once, values=values, judge=judge)
+    return again is not None and again.where == found.where
 
 
 def _ends(trial: Trial) -> bool:

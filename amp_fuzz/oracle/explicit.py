@@ -19,7 +19,7 @@ from amp_fuzz import reference
 from amp_fuzz.backends import harness
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.backends.reference import ReferenceRuntime
-from amp_fuzz.cases.case import Case, Entry, bare, has_context
+from amp_fuzz.cases.case import Case, Entry, bare, uses_autocast
 from amp_fuzz.cases.program import (
     FLOAT_DTYPES,
     Arg,
@@ -99,7 +99,7 @@ def explicit(trial: Trial) -> Explicit | None:
     writer = _Writer(case, plain, calls, _dtypes(case, whole))
     for _ in range(_TRIES):
         made = writer.case()
-        wrong = _unlike(whole, trial.refer(_all(made)), writer)
+        wrong = _unlike(whole, trial.refer(_all(made)), writer, values=trial.backend.values)
         if wrong is None:
             return Explicit(made, trial.refer(made), writer.kept())
         if not writer.give_up(wrong):
@@ -117,14 +117,9 @@ def _all(case: Case) -> Case:
 def _unwrapped(case: Case) -> Case | None:
     """Return a case with the plan of one without autocast, its program as it is; None: no such."""
     plan = case.plan
-    if plan.entry not in _ENTRIES or not _uses_autocast(case):
+    if plan.entry not in _ENTRIES or not uses_autocast(case):
         return None
     return bare(case).with_program(body=case.program.body).with_plan(entry=_ENTRIES[plan.entry])
-
-
-def _uses_autocast(case: Case) -> bool:
-    around = (*case.plan.contexts, case.plan.backward_context)
-    return any(around) or has_context(case.program.body, Autocast)
 
 
 # How a program is entered by name, with autocast and without.
@@ -138,9 +133,9 @@ _ENTRIES: Mapping[Entry, Entry] = {
 _FRESH = "v90"
 
 
-def _unlike(whole: Observation, made: Observation, writer: _Writer) -> int | None:
+def _unlike(whole: Observation, made: Observation, writer: _Writer, *, values: bool) -> int | None:
     """Return the number of the first statement whose value differs, or None if none does."""
-    found = compare(whole, made, skip=lambda label: label.endswith(".grad"))
+    found = compare(whole, made, values=values, skip=lambda label: label.endswith(".grad"))
     if found is None or found.kind in ("raise", "state"):
         return None
     return writer.made.get(named(found.where), -1)

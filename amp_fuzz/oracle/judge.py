@@ -167,7 +167,9 @@ def _beside(trial: Trial, found: Divergence) -> tuple[Trial, Divergence | None, 
 
 
 def _joined(said: Explanation, mine: bool) -> Explanation:
-    return replace(said, known=f"{said.known}+{OWN}") if mine and said.known else said
+    if not (mine and said.known) or OWN in said.known.split("+"):
+        return said
+    return replace(said, known=f"{said.known}+{OWN}")
 
 
 def confirmed(trial: Trial, found: Divergence, skip: Skip = lambda label: False) -> Divergence:

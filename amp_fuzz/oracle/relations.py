@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 
 from amp_fuzz.backends.harness import Observation, Raised
-from amp_fuzz.cases.case import CUSTOM_OPS, Case, bare, has_context, map_autocast
+from amp_fuzz.cases.case import CUSTOM_OPS, Case, bare, map_autocast, uses_autocast
 from amp_fuzz.cases.program import (
     FP8,
     Autocast,
@@ -88,13 +88,9 @@ def _rename(found: Divergence, name: str) -> Divergence:
     return Divergence("relation", f"{name}: {found.where}", found.expected, found.observed)
 
 
-def _uses_autocast(case: Case) -> bool:
-    return bool(case.plan.contexts) or has_context(case.program.body, Autocast)
-
-
 def _cache(case: Case) -> tuple[Case, Case] | None:
     """Cache on = cache off, in forward, unless weights change inside the outermost context."""
-    if not _uses_autocast(case) or case.plan.loop == "inside" or case.plan.steps > 1:
+    if not uses_autocast(case) or case.plan.loop == "inside" or case.plan.steps > 1:
         return None
     # The default is on, so a case that never turns it off is its own first variant.
     on = map_autocast(case, cache_enabled=True) if _turns_cache_off(case) else case
@@ -109,7 +105,7 @@ def _turns_cache_off(case: Case) -> bool:
 
 def _disabled(case: Case) -> tuple[Case, Case] | None:
     """``enabled=False`` everywhere = no autocast at all."""
-    if not _uses_autocast(case) or case.plan.entry != "context" or case.plan.loop == "inside":
+    if not uses_autocast(case) or case.plan.entry != "context" or case.plan.loop == "inside":
         return None
     return map_autocast(case, enabled=False), bare(case)
 
@@ -162,7 +158,7 @@ def _checkpoint(case: Case) -> tuple[Case, Case] | None:
 
 def _transform(case: Case) -> tuple[Case, Case] | None:
     """Compare a transform under autocast with autocast alone, if the transform alone runs."""
-    if case.plan.transform == "none" or not _uses_autocast(case):
+    if case.plan.transform == "none" or not uses_autocast(case):
         return None
     return case.with_plan(transform="none"), case
 

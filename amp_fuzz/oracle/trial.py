@@ -168,8 +168,8 @@ class Trial:
             found = explicit(self)
             if found is not None and unsupported(found.case, self.backend):
                 found = None
-            if found is not None and self.backend.fit(found.case) != found.case:
-                found = None
+            if found is not None and (case := self.backend.fit(found.case)) != found.case:
+                found = replace(found, case=case, expected=self.refer(case))
             self._kept.explicit[self.imitated] = found
         return self._kept.explicit[self.imitated]
 

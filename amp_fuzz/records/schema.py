@@ -162,13 +162,14 @@ class Note(msgspec.Struct, frozen=True):
 
     precision: a compiler left out a rounding. autocast-raises: the program runs without autocast
     and raises under it. portability: another device's policies raise or round where these do not.
-    not-restored (`amp_fuzz.check` only): state that a call changed cannot be restored.
+    Of `amp_fuzz.check` alone, not-restored: state that a call changed cannot be restored; and
+    stale-cast: a weight changes inside an autocast context, and is used through its old cast then.
     where: the statement as text. message: the observed effect in one line. advice: the remedy in
     one sentence. device: the devices, joined by commas, that run the statement (autocast-raises)
     or that differ (portability); "" if there is none.
     """
 
-    kind: NoteKind | Literal["not-restored"]
+    kind: NoteKind | Literal["not-restored", "stale-cast"]
     backend: str
     op: str
     where: str
@@ -211,12 +212,12 @@ class CaseRecord(msgspec.Struct, frozen=True, tag="case"):
     follow, so they are not judged. varied: how many differ in a bit because they are computed by
     kernels that torch documents as nondeterministic. uncompiled: it agreed, but the compiler made
     no graph of it.
-    groups: fingerprints of its causes, if it diverged and no known list explains it. outcome:
-    ``backend`` if the backend differs in the same way without autocast. platform: the platform of a
-    backend that chooses one itself: ``cpu``, ``gpu`` or ``tpu`` for JAX. notes: at most one of each
-    group. plan: its ingredients, as `fingerprint.ingredient` names them. excess: the largest that
-    was measured, at most `MOST_EXCESS`; -1 if no value differed in a bit or no shadow could follow.
-    excess_op: the op that computed that value, or "".
+    groups: fingerprints of its causes, if it diverged and no known list explains it; it counts for
+    the first. outcome: ``backend`` if the backend differs in the same way without autocast.
+    platform: the platform of a backend that chooses one itself: ``cpu``, ``gpu`` or ``tpu`` for
+    JAX. notes: at most one of each group. plan: its ingredients, as `fingerprint.ingredient` names
+    them. excess: the largest that was measured, at most `MOST_EXCESS`; -1 if no value differed in a
+    bit or no shadow could follow. excess_op: the op that computed that value, or "".
     """
 
     id: str
@@ -255,7 +256,8 @@ class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
     overload: the guilty kernel, if there is only one. as_if: the policies, or ``none``, that would
     explain the whole case in place of that kernel's own; for a `general` divergence, the settings
     that contexts act as if they had. left: parts of the state that contexts do not restore; with
-    them restored, the case agrees. platform: as in `CaseRecord`.
+    them restored, the case agrees. platform: as in `CaseRecord`. joins: an earlier fingerprint of
+    the finding, before the run met the cause that explains it: cases of both are one group.
     """
 
     backend: str
@@ -282,6 +284,7 @@ class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
     left: tuple[str, ...] = ()
     platform: str = ""
     output: str = ""
+    joins: str = ""
 
     @property
     def id(self) -> str:

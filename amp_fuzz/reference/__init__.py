@@ -18,7 +18,7 @@ from amp_fuzz.policies.tables import (
 )
 from amp_fuzz.reference.autocast import autocast, snapshot
 from amp_fuzz.reference.cache import clear_cache
-from amp_fuzz.reference.calls import Call, Cast, KernelCall, Treatment
+from amp_fuzz.reference.calls import Call, Cast, KernelCall, Supposed, Treatment
 from amp_fuzz.reference.custom_ops import CustomOp, custom_op
 from amp_fuzz.reference.functions import checkpoint, custom_bwd, custom_fwd
 from amp_fuzz.reference.semantics import DOCUMENTED, Semantics
@@ -45,6 +45,7 @@ __all__ = [
     "Semantics",
     "Shadow",
     "Shadowed",
+    "Supposed",
     "Treatment",
     "all_overloads",
     "as_device",

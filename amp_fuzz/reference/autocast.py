@@ -27,7 +27,11 @@ __all__ = ["Snapshot", "autocast", "reset", "snapshot", "state", "torch_answers"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_queries = Queries(here, lambda d: here().dtype(d) if has_table(d) else torch.float16)
+_queries = Queries(
+    here,
+    lambda d: here().dtype(d) if has_table(d) else torch.float16,
+    lambda: cache.clear_cache(),
+)
 
 torch_answers = _queries.suspended
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from amp_fuzz.reference import dispatch
+
 if TYPE_CHECKING:
     from amp_fuzz.reference.state import State
 
@@ -30,10 +32,10 @@ def cast_of(tensor: torch.Tensor, to: torch.dtype, state: State) -> torch.Tensor
     key = state.semantics.cache_key(tensor, to)
     with _lock:
         entry = _cache.get(key)
-        if entry is not None and entry[0]() is tensor:
+        if entry is not None and entry[0]() is tensor and state.semantics.serves(tensor, entry[1]):
             return entry[1]
         made = state.semantics.cached_cast(tensor, to)
-        if state.keeps_casts:
+        if not dispatch.is_below_autograd() or state.semantics.keeps_below():
             _cache[key] = (weakref.ref(tensor), made)
         return made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -13,7 +13,10 @@ from amp_fuzz.policies.tables import Policy, Rule
 if TYPE_CHECKING:
     from amp_fuzz.reference.state import State
 
-__all__ = ["Call", "Cast", "KernelCall", "Treatment"]
+__all__ = ["Call", "Cast", "KernelCall", "Supposed", "Treatment"]
+
+Supposed: TypeAlias = Policy | torch.dtype | None
+"""What an op is supposed to have: a policy, the dtype of `Policy.CAST_INPUTS`, or none."""
 
 
 @dataclass(slots=True, eq=False)

@@ -20,7 +20,9 @@ __all__ = [
     "cast_eligible",
     "device_of",
     "eligible",
+    "keeps_below",
     "promoted",
+    "serves",
     "staying",
     "taken",
     "taking",
@@ -139,6 +141,22 @@ def cached_cast(tensor: torch.Tensor, to: torch.dtype) -> torch.Tensor:
     """
     with torch.enable_grad():
         return tensor.to(to)
+
+
+def keeps_below() -> bool:
+    """Return whether the weight cache keeps a cast that is made below autograd.
+
+    It does not: through such a cast no gradient flows.
+    """
+    return False
+
+
+def serves(tensor: torch.Tensor, cast: torch.Tensor) -> bool:
+    """Return whether a kept cast is used again.
+
+    It is until the outermost context ends, even if the weight was written since.
+    """
+    return True
 
 
 def tensors_of(args: Iterable[object]) -> list[torch.Tensor]:

@@ -28,6 +28,7 @@ __all__ = [
     "excluded",
     "excluding",
     "first",
+    "is_below_autograd",
     "is_composite",
     "kept",
     "overload_of",
@@ -215,6 +216,15 @@ def below_autograd() -> AbstractContextManager[None]:
     """Return a context in which autograd records nothing, whatever the grad mode says."""
     guard: AbstractContextManager[None] = torch._C._AutoDispatchBelowAutograd()
     return guard
+
+
+def is_below_autograd() -> bool:
+    """Return whether autograd records nothing here because this runs below it.
+
+    In a function transform autograd is left out, too, and records what the transform hands on.
+    """
+    below = torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradOther)
+    return bool(below) and not transform_depth()
 
 
 def after(keyset: Any, key: str = OWN) -> Any:

@@ -14,7 +14,15 @@ from amp_fuzz.reference.calls import Call
 from amp_fuzz.reference.casts import tensors_of
 from amp_fuzz.reference.state import here, own_table
 
-__all__ = ["declare_op", "declared_bodies", "lend", "lending", "register", "register_ahead"]
+__all__ = [
+    "declare_op",
+    "declared_bodies",
+    "lend",
+    "lending",
+    "register",
+    "register_ahead",
+    "register_bodies",
+]
 
 # (overload, key) of the ops that have a kernel for good, and of those that have one for a block.
 _registered: set[tuple[str, str]] = set()
@@ -133,6 +141,11 @@ def declare_op(overload: str, rules: Mapping[str, Rule]) -> None:
     if not rules:
         _bodies.add(overload)
     own_table.cache_clear()
+
+
+def register_bodies(names: Iterable[str]) -> None:
+    """Put kernels on those of these ops that were declared without a policy, for good."""
+    _register(itertools.product(_bodies.intersection(names), _keys))
 
 
 def declared_bodies() -> frozenset[str]:

@@ -1,9 +1,10 @@
-"""Answer questions about autocast's state while the reference is in force.
+"""Answer questions about autocast's state, and clear its cache, while the reference is in force.
 
 Some modules of torch ask whether autocast is on and choose a path by the answer (the fast path of
 `torch.nn.TransformerEncoderLayer`, for one). Under the reference torch's own autocast is off, so
 the public query functions are wrapped for as long as any thread is inside a reference context:
-they answer for the reference, in threads that are inside one.
+they answer for the reference, in threads that are inside one. So is `torch.clear_autocast_cache`,
+with which code drops casts of weights that it changes inside a context.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Queries", "any_enabled", "enabled"]
 
-_NAMES = ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_cpu_enabled")
+_NAMES = (
+    "is_autocast_enabled",
+    "get_autocast_dtype",
+    "is_autocast_cpu_enabled",
+    "clear_autocast_cache",
+)
 # Private, and asked by torch.nn.RNNBase before it compares dtypes.
 _ANY = "_is_any_autocast_enabled"
 
@@ -29,6 +35,7 @@ _ANY = "_is_any_autocast_enabled"
 # torch's own autocast asks for what it will restore. A checkpoint that is recomputed under the
 # reference would otherwise leave torch's autocast on for the rest of the backward pass.
 _SAVES = torch.autocast.__enter__.__code__
+_LEAVES = torch.autocast.__exit__.__code__
 
 
 def enabled(state: State, device: str | None) -> bool:
@@ -48,11 +55,17 @@ def any_enabled(state: State) -> bool:
 class Queries:
     """Wraps torch's query functions while `enter` was called more often than `leave`.
 
-    state: returns that of this thread. dtype: the autocast dtype of a device type there.
+    state: returns that of this thread. dtype: the autocast dtype of a device type there. clear:
+    clears the reference's cache.
     """
 
-    def __init__(self, state: Callable[[], State], dtype: Callable[[str], torch.dtype]) -> None:
-        self._state, self._dtype = state, dtype
+    def __init__(
+        self,
+        state: Callable[[], State],
+        dtype: Callable[[str], torch.dtype],
+        clear: Callable[[], None],
+    ) -> None:
+        self._state, self._dtype, self._clear_cache = state, dtype, clear
         self._lock = threading.Lock()
         self._depth = 0
         self._originals: dict[str, Any] = {}
@@ -68,6 +81,7 @@ class Queries:
             torch.is_autocast_enabled = self._is_enabled
             torch.get_autocast_dtype = self._get_dtype
             torch.is_autocast_cpu_enabled = lambda: self._is_enabled("cpu")
+            torch.clear_autocast_cache = self._clear
             self._original_any = getattr(torch._C, _ANY, None)
             if self._original_any is not None:
                 setattr(torch._C, _ANY, self._is_any_enabled)
@@ -111,6 +125,12 @@ class Queries:
             return bool(original() if device_type is None else original(device_type))
         state = self._state()
         return state.semantics.enabled(state, device_type)
+
+    def _clear(self) -> None:
+        if not self._inside() or sys._getframe(1).f_code is _LEAVES:
+            self._originals["clear_autocast_cache"]()
+        else:
+            self._clear_cache()
 
     def _is_any_enabled(self) -> bool:
         if not self._inside() and self._original_any is not None:

@@ -72,6 +72,8 @@ class Semantics:
     caches: whether the cache may hold a cast, by the tensor, its new dtype and the autocast dtype.
     cache_key: the key of a cast, by the tensor and its new dtype.
     cached_cast: makes the cast that is kept.
+    keeps_below: whether a cast is kept that is made below autograd, as in the body of a custom op.
+    serves: whether a kept cast is used again, by the tensor and the cast.
 
     Of what torch's own modules ask:
 
@@ -87,7 +89,6 @@ class Semantics:
     ahead: the block in which a function transform runs.
     around_grad: the state around the backward ops of `torch.func.grad`, from that of the caller.
     body: calls the body of a custom op (https://docs.pytorch.org/docs/stable/library.html).
-    body_cache: the block in which it runs, as far as the cache is concerned.
 
     fp8: what an FP8 linear layer does, from what its implementation documents.
     layers: what the FP8 layers of a program remember, from the class that is documented.
@@ -107,6 +108,8 @@ class Semantics:
     caches: Callable[[torch.Tensor, torch.dtype, torch.dtype], bool] = casts.caches
     cache_key: Callable[[torch.Tensor, torch.dtype], Hashable] = casts.cache_key
     cached_cast: Callable[[torch.Tensor, torch.dtype], torch.Tensor] = casts.cached_cast
+    keeps_below: Callable[[], bool] = casts.keeps_below
+    serves: Callable[[torch.Tensor, torch.Tensor], bool] = casts.serves
 
     enabled: Callable[[State, str | None], bool] = queries.enabled
     any_enabled: Callable[[State], bool] = queries.any_enabled
@@ -118,9 +121,6 @@ class Semantics:
     ahead: Callable[[], AbstractContextManager[Any]] = dispatch.first
     around_grad: Callable[[Snapshot], AbstractContextManager[Any]] = methodcaller("disabled")
     body: Callable[[Callable[..., Any], Sequence[Any]], Any] = _called
-    body_cache: Callable[[State], AbstractContextManager[Any]] = methodcaller(
-        "having", keeps_casts=False
-    )
 
     fp8: Callable[[Convention], Convention] = _itself
     layers: Callable[[type[Layers]], type[Layers]] = _itself

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
-from amp_fuzz.policies.tables import DEVICES, Policy, PolicyTable, load_table
+from amp_fuzz.policies.tables import DEVICES, PolicyTable, load_table
 from amp_fuzz.reference import dispatch
 from amp_fuzz.reference.casts import taking
 from amp_fuzz.reference.semantics import DOCUMENTED, Semantics
 
 if TYPE_CHECKING:
-    from amp_fuzz.reference.calls import KernelCall
+    from amp_fuzz.reference.calls import KernelCall, Supposed
 
 __all__ = [
     "ForwardState",
@@ -53,14 +53,14 @@ class State:
 
     semantics: the rules that hold. supposed: policies that replace those of the tables, by
     overload. flips: is told each decision, and may change it. answers: whether torch's questions
-    are answered for it. keeps_casts: whether casts of weights are kept in the cache. intercepts: in
-    how many blocks calls of ops without a policy come to the kernels, with autocast or without.
+    are answered for it. intercepts: in how many blocks calls of ops without a policy come to the
+    kernels, with autocast or without.
     """
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
         self.semantics: Semantics = DOCUMENTED
-        self.supposed: Mapping[str, Policy | None] = {}
+        self.supposed: Mapping[str, Supposed] = {}
         self.flips: Any = None
         self.enabled: dict[str, bool] = {}
         self.dtypes: dict[str, torch.dtype] = {}
@@ -69,7 +69,6 @@ class State:
         self.nesting = 0
         self.resets = 0
         self.answers = True
-        self.keeps_casts = True
         self.intercepts = 0
         self.log: list[KernelCall] | None = None
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from amp_fuzz.policies.tables import Policy
 from amp_fuzz.reference import dispatch, kernels
+from amp_fuzz.reference.calls import Supposed
 from amp_fuzz.reference.semantics import Semantics
 from amp_fuzz.reference.state import here
 
@@ -26,24 +26,27 @@ def under(semantics: Semantics) -> Iterator[None]:
 
 
 @contextmanager
-def supposing(policies: Mapping[str, Policy | None]) -> Iterator[None]:
+def supposing(policies: Mapping[str, Supposed]) -> Iterator[None]:
     """Give ops another policy than their table does, or none, in this thread for a block.
 
-    policies: by overload, as in `Rule.overload`; one that the device's table has not stays without.
+    policies: by overload, as in `Rule.overload`; one that the device's table has not stays without,
+    unless it is an op of the user's.
     A divergence that vanishes under it is one of that policy, whatever it shows as.
     """
+    kernels.register_bodies(policies)
     with here().having(supposed=dict(policies)):
         yield
 
 
 def inherited() -> Callable[[], AbstractContextManager[None]]:
-    """Return a context in which another thread follows the rules that this one follows now."""
+    """Return a context in which another thread follows the rules of this one, and logs there."""
     state = here()
-    semantics, policies, flips = state.semantics, state.supposed, state.flips
+    semantics, log = state.semantics, state.log
+    supposed = {"supposed": state.supposed, "flips": state.flips}
 
     @contextmanager
     def entered() -> Iterator[None]:
-        with under(semantics), here().having(supposed=policies, flips=flips):
+        with under(semantics), here().having(log=log, **supposed):
             yield
 
     return entered

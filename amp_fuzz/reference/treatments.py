@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import torch
 
-from amp_fuzz.policies.tables import Policy
+from amp_fuzz.policies.tables import Policy, Rule
 from amp_fuzz.reference import cache, dispatch
-from amp_fuzz.reference.calls import Call, Cast, KernelCall, Treatment
+from amp_fuzz.reference.calls import Call, Cast, KernelCall, Supposed, Treatment
 from amp_fuzz.reference.casts import cast_eligible, device_of, eligible
 
 __all__ = ["asked", "asked_device", "of_table", "treated"]
@@ -45,13 +45,21 @@ def of_table(call: Call) -> Treatment | None:
     state = call.state
     for device in asked(call):
         rule = state.tables[device].rules.get(call.name)
-        if rule is None:
-            continue
-        if call.name in state.supposed:
-            policy = state.supposed[call.name]
-            return None if policy is None else Treatment(device, replace(rule, policy=policy))
-        return Treatment(device, rule)
+        if call.name in state.supposed and (rule is not None or "::" in call.name):
+            rule = _supposed(call.name, rule, state.supposed[call.name])
+            return None if rule is None else Treatment(device, rule)
+        if rule is not None:
+            return Treatment(device, rule)
     return None
+
+
+def _supposed(name: str, rule: Rule | None, what: Supposed) -> Rule | None:
+    """Return the rule of an op under another policy; an op of the user's may have had none."""
+    rule = rule or Rule(name, Policy.PROMOTE, ">=0", "supposed")
+    if isinstance(what, torch.dtype):
+        text = str(what).removeprefix("torch.")
+        return replace(rule, policy=Policy.CAST_INPUTS, cast_inputs=text)
+    return None if what is None else replace(rule, policy=what)
 
 
 def treated(call: Call, found: Treatment | None) -> Any:
@@ -110,6 +118,7 @@ class _Caster:
         if flips is not None and flips.leaves_out(tensor.dtype, to):
             return tensor
         cached = self.state.cache_enabled and meaning.caches(tensor, to, self.low)
+        cached = cached and (flips is None or flips.caches())
         self.casts.append(Cast(id(tensor), tensor.dtype, to, cached))
         return cache.cast_of(tensor, to, self.state) if cached else tensor.to(to)
 

@@ -27,6 +27,7 @@ from amp_fuzz.records.schema import (
     Outcome,
     Record,
     RunRecord,
+    outcome_of,
 )
 from amp_fuzz.records.store import Store
 from amp_fuzz.reports.sums import summed
@@ -34,6 +35,7 @@ from amp_fuzz.reports.sums import summed
 __all__ = [
     "Noted",
     "RunData",
+    "cause_of",
     "coverage",
     "findings",
     "groups",
@@ -416,14 +418,34 @@ def coverage(data: RunData) -> pd.DataFrame:
     return _frame(rows, columns, reachable=int, reached=int).set_index("backend")
 
 
-def groups(data: RunData, outcome: Outcome = "diverged") -> dict[str, int]:
-    """Return by fingerprint how many cases of an outcome showed a cause."""
-    counts: Counter[str] = Counter()
-    rows = data.cases[data.cases["outcome"] == outcome]
-    for joined, count in _sizes(rows, "groups").items():
-        for name in filter(None, str(joined).split(",")):
-            counts[name] += count
-    return dict(counts)
+def cause_of(record: DivergenceRecord) -> str:
+    """Return the name of a finding's cause: its fingerprint, or else the id of its case."""
+    return record.fingerprint or record.id
+
+
+def groups(
+    data: RunData, found: pd.DataFrame, known: str = ""
+) -> tuple[Counter[str], Counter[str]]:
+    """Return by cause how many cases count for it, and how many count for another but show it.
+
+    A case that no list explains counts once: for the first of its causes that has a finding, or for
+    "" if none has. found: from `findings`. known: `OWN` for cases that differ without autocast too.
+    """
+    new = [record for record in data.records if record.known == known]
+    shown = {cause_of(record) for record in new}
+    joined = {record.joins: record.fingerprint for record in new if record.joins}
+    by_id = {(record.backend, record.id): cause_of(record) for record in new}
+    counts, others = Counter[str](), Counter[str]()
+    rows = data.cases[(data.cases["outcome"] == outcome_of(known)) & (data.cases["groups"] != "")]
+    for text, count in _sizes(rows, "groups").items():
+        names = dict.fromkeys(joined.get(name, name) for name in str(text).split(","))
+        own, *rest = [name for name in names if name in shown] or [""]
+        counts[own] += count
+        others.update(dict.fromkeys(rest, count))
+    alone = found[found["known"] == known]
+    for backend, name, count in zip(alone["backend"], alone["id"], alone["count"], strict=True):
+        counts[by_id.get((str(backend), str(name)), "")] += int(count)
+    return counts, others
 
 
 def variants(data: RunData, outcome: Outcome = "diverged") -> dict[str, Counter[str]]:

@@ -68,7 +68,7 @@ def _of(source: object, names: Sequence[str]) -> dict[str, Any]:
 
 def _finding(finding: FindingView) -> dict[str, Any]:
     return {
-        **_of(finding, ("title", "id", "cases", "life", "replay", "repro", "program")),
+        **_of(finding, ("title", "id", "cases", "also", "life", "replay", "repro", "program")),
         **_of(finding.record, _RECORD),
     }
 
@@ -135,7 +135,7 @@ def _cases(suite: ET.Element, backend: BackendView) -> None:
 def _cause(suite: ET.Element, finding: FindingView, *, fails: bool) -> None:
     record = finding.record
     test = _test(suite, f"{finding.title} [{record.fingerprint or finding.id}]")
-    said = f"{plural(finding.cases, 'case')}: expected {record.expected}, observed"
+    said = f"{finding.counted}: expected {record.expected}, observed"
     said = clean(f"{said} {record.observed}")
     if not fails:
         message = f"the backend's own: it differs in the same way without autocast: {said}"
@@ -166,9 +166,7 @@ def code_quality(view: View) -> str:
     issues = [
         {
             "check_name": f"amp-fuzz/{f.record.kind}",
-            "description": clean(
-                f"{f.title} on {f.record.backend}: {plural(f.cases, 'case')}; {f.replay}"
-            ),
+            "description": clean(f"{f.title} on {f.record.backend}: {f.counted}; {f.replay}"),
             "fingerprint": f.record.fingerprint or f.id,
             "severity": "blocker" if f.record.kind in ("crash", "timeout") else "major",
             "location": {"path": _file(f), "lines": {"begin": 1}},
@@ -191,7 +189,7 @@ def annotated(view: View) -> Iterator[str]:
     most = MOST_ANNOTATIONS - (len(causes) > MOST_ANNOTATIONS)
     for finding in causes[:most]:
         title = f"amp-fuzz: {finding.title} on {finding.record.backend}"
-        text = "\n".join([plural(finding.cases, "case"), *finding.short, finding.replay])
+        text = "\n".join([finding.counted, *finding.short, finding.replay])
         yield f"::error title={_property(title)}::{_escaped(text)}"
     if len(causes) > most:
         yield f"::error title=amp-fuzz::{len(causes) - most} more causes: see the report"

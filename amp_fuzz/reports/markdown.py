@@ -133,7 +133,7 @@ def _findings(findings: Sequence[FindingView]) -> Iterator[str]:
 
 def _finding(finding: FindingView) -> Iterator[str]:
     r = finding.record
-    yield f"#### {text(finding.title)} on {code(r.backend)}: {plural(finding.cases, 'case')}"
+    yield f"#### {text(finding.title)} on {code(r.backend)}: {finding.counted}"
     yield ""
     yield from _block("\n".join(finding.short), "")
     yield ""
@@ -145,7 +145,7 @@ def _finding(finding: FindingView) -> Iterator[str]:
         ("stage", r.stage),
         ("part", r.part),
         ("seen as", finding.shown),
-        ("also", finding.also),
+        ("also", "without autocast" if finding.bare else ""),
         ("seen", finding.life),
     )
     rows = [(name, code(words)) for name, words in sides if words]

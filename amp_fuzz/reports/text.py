@@ -213,7 +213,7 @@ def _findings(findings: Sequence[FindingView], width: int) -> Iterator[str]:
 
 def _finding(number: int, finding: FindingView, width: int) -> Iterator[str]:
     r = finding.record
-    head = f"{number}. {finding.title} on {r.backend}: {plural(finding.cases, 'case')}"
+    head = f"{number}. {finding.title} on {r.backend}: {finding.counted}"
     yield from _wrap(head, width, indent="  ")
     for line in finding.short:
         yield f"     | {_cut(clean(line), width - 7)}"
@@ -225,7 +225,7 @@ def _finding(number: int, finding: FindingView, width: int) -> Iterator[str]:
         ("stage", r.stage),
         ("part", r.part),
         ("seen as", finding.shown),
-        ("also", finding.also),
+        ("also", "without autocast" if finding.bare else ""),
         ("seen", finding.life),
     ):
         if words:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
+import msgspec
 import pandas as pd
 
 from amp_fuzz.cases.case import Case
@@ -170,8 +171,9 @@ class BaselineView:
 
 @dataclass(frozen=True, slots=True)
 class FindingView:
-    """The group of a cause that no list explains. cases: how many show it. record: to replay.
+    """The group of a cause that no list explains. record: the case to replay.
 
+    cases: how many count for it. also: how many show it and count for another cause.
     file: the store's file of the finding, a path or a URL.
     variants: the ways in which a compiler's part shows, with numbers of cases, most first. life:
     what earlier runs of the store say of it; "" if none met it. range: the versions that have it,
@@ -186,6 +188,13 @@ class FindingView:
     variants: tuple[tuple[str, int], ...] = ()
     life: str = ""
     range: str = ""
+    also: int = 0
+
+    @property
+    def counted(self) -> str:
+        """The numbers of cases: ``24 cases``, or more if some count for another finding."""
+        more = f", and {self.also:,} that count for another finding" if self.also else ""
+        return plural(self.cases, "case") + more
 
     @property
     def id(self) -> str:
@@ -198,9 +207,9 @@ class FindingView:
         return self.record.minimised or self.record.case
 
     @property
-    def also(self) -> str:
-        """That a new cause shows without autocast contexts too, or ""."""
-        return "without autocast" if self.record.bare and not self.record.known else ""
+    def bare(self) -> bool:
+        """Whether a new cause shows without autocast contexts too."""
+        return self.record.bare and not self.record.known
 
     @property
     def program(self) -> str:
@@ -412,7 +421,7 @@ def view(data: RunData, known: Sequence[Bug]) -> View:
     baseline = tuple(_baseline(data))
     noted = _noted(data)
     diverged = int(totals["diverged"].sum())
-    lost = _lost(data, found, new)
+    lost = frames.groups(data, found)[0][""]
     cases = int(totals["cases"].sum())
     return View(
         run_id=data.run.id,
@@ -466,16 +475,6 @@ def _noted(data: RunData) -> tuple[NoteView, ...]:
         fails = note.kind in data.run.fail_on
         views.append(NoteView(note, sum(group.backends.values()), tuple(backends), replay, fails))
     return tuple(sorted(views, key=lambda v: (-v.cases, v.note.group)))
-
-
-def _lost(data: RunData, found: pd.DataFrame, new: Sequence[FindingView]) -> int:
-    """Return how many new diverging cases have no finding left to replay."""
-    shown = {f.record.fingerprint for f in new} - {""}
-    rows = data.cases.loc[data.cases["outcome"] == "diverged", "groups"].value_counts()
-    causes = ((set(str(joined).split(",")) - {""}, int(cases)) for joined, cases in rows.items())
-    grouped = sum(cases for of, cases in causes if of and not shown & of)
-    alone = found[(found["known"] == "") & (found["id"] == "")]["count"].sum()
-    return grouped + int(alone)
 
 
 def _baseline(data: RunData) -> Iterable[BaselineView]:
@@ -579,22 +578,25 @@ def _counts(rows: pd.DataFrame, column: str) -> tuple[tuple[str, int], ...]:
 def _causes(data: RunData, found: pd.DataFrame, known: str = "") -> tuple[FindingView, ...]:
     """Return one view for each cause that no list explains, with the cases that show it.
 
-    known: `OWN` for those that show in the same way without autocast.
+    Each such case of the run counts for one view, or for none if its cause left no record. known:
+    `OWN` for causes that show in the same way without autocast.
     """
-    cases = found[found["known"] == known].groupby(["backend", "id"])["count"].sum().to_dict()
-    outcome = outcome_of(known)
-    groups, variants = frames.groups(data, outcome), frames.variants(data, outcome)
-    views: dict[str, FindingView] = {}
+    counts, others = frames.groups(data, found, known)
+    variants = frames.variants(data, outcome_of(known))
+    views = []
     store = data.store
-    for record in data.records:
-        name = "+".join([record.fingerprint, *record.as_if]) if record.fingerprint else record.id
-        count = groups.get(record.fingerprint, 0) + int(cases.get((record.backend, record.id), 0))
-        if record.known != known or not count or _smaller(views.get(name), record):
+    for cause, records in _by_cause(data.records, known).items():
+        if not counts[cause] + others[cause]:
             continue
+        record = min(records, key=lambda r: (bool(r.joins), _size(r)))
+        # Each finding of a cause names the policies that explain it: those that explain all.
+        common = tuple(name for name in record.as_if if all(name in r.as_if for r in records))
+        record = msgspec.structs.replace(record, as_if=common or record.as_if)
         kept = store.name_of(record)
-        views[name] = FindingView(
+        view = FindingView(
             record,
-            cases=count,
+            cases=counts[cause],
+            also=others[cause],
             replay=_command(data, "replay", kept),
             repro=_command(data, "repro", kept) + " > repro.py",
             file=f"{store.place}/findings/{kept}.json",
@@ -603,13 +605,21 @@ def _causes(data: RunData, found: pd.DataFrame, known: str = "") -> tuple[Findin
             if record.part
             else (),
         )
-    return tuple(sorted(views.values(), key=_rank))
+        views.append(view)
+    return tuple(sorted(views, key=_rank))
 
 
-def _smaller(view: FindingView | None, record: DivergenceRecord) -> bool:
-    """Return whether a view's case is no larger: several processes may meet one cause."""
-    case = record.minimised or record.case
-    return view is not None and len(view.case.json()) <= len(case.json())
+def _by_cause(records: Iterable[DivergenceRecord], known: str) -> dict[str, list[DivergenceRecord]]:
+    """Return the findings by cause: several processes may meet one. known: as of `_causes`."""
+    found: dict[str, list[DivergenceRecord]] = {}
+    for record in records:
+        if record.known == known:
+            found.setdefault(frames.cause_of(record), []).append(record)
+    return found
+
+
+def _size(record: DivergenceRecord) -> int:
+    return len((record.minimised or record.case).json())
 
 
 def _rank(finding: FindingView) -> tuple[int, int, str, str, str]:

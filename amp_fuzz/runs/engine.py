@@ -280,7 +280,8 @@ def limits(settings: Settings) -> list[str]:
     aimed = settings.cases * settings.aimed // 100
     words = [f"at most {aimed:,} of them aimed at kernels"] if aimed else []
     if settings.seconds:
-        last = "" if settings.isolate else " and the running case"
+        most = f"{2 * settings.seconds:g} s if a backend's first case takes that long"
+        last = f" ({most})" if settings.isolate else " and the running case"
         words.append(f"at most {settings.seconds:g} s{last}")
     return words
 
@@ -296,7 +297,8 @@ def ending(settings: Settings) -> float:
 def late(task: Task, settings: Settings) -> float:
     """Return the seconds since a task begins no further case; negative before that.
 
-    Its worker is stopped `ending` seconds after that, which is never later than the deadline.
+    Its worker is stopped `ending` seconds after that, which is never later than the deadline,
+    unless it runs the first case of its backend.
     """
     return settings.clock() - min(task.until, settings.deadline - ending(settings))
 
@@ -544,11 +546,12 @@ def _patience(settings: Settings) -> float:
 def _met(record: CaseRecord, met: Sequence[Met]) -> CaseRecord:
     """Return the record of a case with its causes: known if the baseline accepts all of them.
 
-    A cause that the backend shows without autocast too counts like an accepted one.
+    It counts for the first, which is one that the baseline does not accept if there is one. A cause
+    that the backend shows without autocast too counts like an accepted one.
     """
     if not met:
         return record
-    groups = tuple(dict.fromkeys(m.fingerprint for m in met))
+    groups = tuple(dict.fromkeys(m.fingerprint for m in sorted(met, key=lambda m: bool(m.entry))))
     if not all(m.entry for m in met):
         return msgspec.structs.replace(record, groups=groups)
     known = "+".join(dict.fromkeys(m.entry for m in met))

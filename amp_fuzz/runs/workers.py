@@ -93,19 +93,20 @@ __all__ = ["Supervisor", "run", "unshared"]
 def run(settings: Settings, store: Store, run_id: str) -> Generator[Event]:
     """Run all tasks of a run over worker processes and yield events as they come.
 
-    The clock starts here. At the deadline nothing goes on: no case, no minimising, no second run of
-    a case that killed its worker. Earlier findings take at most half of the time. Closing the
-    iterator (an interrupt) ends the workers; their records stay.
+    The clock starts once all is imported. At the deadline nothing goes on: no case, no minimising,
+    no second run of a case that killed its worker. Only the first case of a backend may end: it has
+    as much time again. Earlier findings take at most half of the time. Closing the iterator (an
+    interrupt) ends the workers; their records stay.
     """
-    settings = timed(settings)
     chosen = [backends()[name] for name in settings.backends]
     given = [*baseline_tasks(settings, chosen), *kept_tasks(settings, chosen)]
     drawn = plan_tasks(settings, chosen)
+    supervisor = Supervisor(settings, store, run_id)
+    settings = supervisor.settings = timed(settings)
     if settings.seconds:
         half = settings.deadline - settings.seconds / 2
         given = [replace(t, until=half) if t.family == FINDINGS else t for t in given]
         drawn = in_rounds(drawn)
-    supervisor = Supervisor(settings, store, run_id)
     try:
         yield from supervisor.work([*given, *drawn])
     finally:
@@ -228,10 +229,11 @@ class Supervisor:
     ) -> None:
         self.settings, self.store, self.run_id, self.label = settings, store, run_id, label
         self.groups = Groups()
-        self.kept: set[tuple[str, ...]] = set()
+        self.kept: dict[tuple[str, ...], set[str]] = {}  # the policies of each
         self.deaths: Counter[str] = Counter()
         self.died: dict[str, int] = {}  # the size of the smallest case by cause
         self.unstarted = 0
+        self.judged: set[str] = set()  # the backends that have judged a case
         self.apart = ""  # why workers are new processes, without changes made to torch here
         if settings.isolate and not unshared(settings):
             # torch imports this at the first checkpoint or custom op. Import it here, once for all
@@ -329,10 +331,16 @@ class Supervisor:
     def _stop(self) -> Iterator[Event]:
         """End workers that are over their time.
 
-        They end by themselves after a case, but a case may take long.
+        They end by themselves after a case, but a case may take long. So may the first of a
+        compiler, which would otherwise judge none on a busy machine.
         """
         for worker in list(self.workers):
-            if worker.task is not None and self._late(worker.task) >= ending(self.settings):
+            if worker.task is None:
+                continue
+            first = worker.shared[_RUNNING] and worker.suspected is None
+            first = first and worker.task.backend not in self.judged
+            longer = self.settings.seconds if first else 0.0
+            if self._late(worker.task) >= ending(self.settings) + longer:
                 self.cut = True
                 yield from self._end(worker)
 
@@ -430,6 +438,7 @@ class Supervisor:
         if isinstance(event, Progress):
             worker.reached |= event.kernels
             self.unstarted = 0
+            self.judged.add(event.backend)
         if isinstance(event, Finished):
             self._spent(worker)
             worker.task = worker.suspected = None
@@ -456,12 +465,16 @@ class Supervisor:
 
     def _keep(self, record: DivergenceRecord) -> bool:
         """Keep a finding, unless a similar one is kept: several workers may meet one cause."""
-        like = record.known, record.fingerprint, *record.as_if
-        if listed(record.known):
-            like = signature_of(record)
-        if like in self.kept:
+        if record.joins:  # it is kept, and counts for another that is
+            self.store.save(record)
             return False
-        self.kept.add(like)
+        own = record.known, record.fingerprint
+        like = signature_of(record) if listed(record.known) else own
+        # An op that behaves as several policies has an example of each.
+        shared = self.kept.get(like, set(record.as_if)).intersection(record.as_if)
+        if like in self.kept and (shared or not record.as_if):
+            return False
+        self.kept[like] = shared or self.kept.get(like, set()).union(record.as_if)
         self.store.save(record)
         return True
 

@@ -63,10 +63,14 @@ class Bug:
     examples: smallest first. unshown: why there is none.
     rank: entries are tried in this order; those that explain most come first.
 
-    A bug is told in one of three ways. imitation: the reference that imitates it agrees with the
-    backend on the whole case. without: both sides agree once that part of torch is off. Else it is
-    listed: kinds, ops, where, expected and observed say which divergences it is. stage and bare
-    narrow all three. `amp_fuzz.upstream.known.Known` explains each field.
+    own: it is the backend's own, which shows it without autocast too. Such a record is data, in
+    `amp_fuzz/upstream/own`. It explains nothing: it names what attribution has found
+    (`amp_fuzz.oracle.attribution`). page: the page of such a record, below docs/findings.
+
+    A bug of autocast is told in one of three ways. imitation: the reference that imitates it
+    agrees with the backend on the whole case. without: both sides agree once that part of torch is
+    off. Else it is listed: kinds, ops, where, expected and observed say which divergences it is.
+    stage and bare narrow all three. `amp_fuzz.upstream.known.Known` explains each field.
     """
 
     id: str
@@ -88,6 +92,8 @@ class Bug:
     examples: tuple[Example, ...] = ()
     unshown: str = ""
     rank: int = 50
+    own: bool = False
+    page: str = ""
     entry: Known = field(init=False, compare=False)
 
     def __post_init__(self) -> None:

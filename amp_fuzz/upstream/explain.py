@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from amp_fuzz.backends import Backend
 from amp_fuzz.cases.program import statements
 from amp_fuzz.oracle import Divergence
+from amp_fuzz.oracle.attribution import own
 from amp_fuzz.oracle.judge import Explanation, Judge
 from amp_fuzz.oracle.trial import Trial
+from amp_fuzz.records.schema import OWN
 from amp_fuzz.upstream import beside
 from amp_fuzz.upstream.evidence import Imitated, Left, Listed, Remedied
-from amp_fuzz.upstream.imitate import asking
+from amp_fuzz.upstream.imitate import asking, imitated
 from amp_fuzz.upstream.known import Known
 from amp_fuzz.upstream.registry import may
 from amp_fuzz.upstream.roundings import left_out
@@ -84,11 +86,29 @@ class Explainer:
         search = _Search(trial, found, self.listed, left.divergence)
         chosen = smallest(search.candidates(self._tried(trial)), search.explains)
         if chosen is None:
-            return ""
+            return self._with_own(trial, found, search.acting(self._tried(trial)))
         ids = [*(k.id for k in chosen), *search.left(chosen).ids]
         if not any(entry.bare == "agrees" for entry in chosen):
             return "+".join(ids)
         return self._sound(trial, ids)
+
+    def _with_own(self, trial: Trial, found: Divergence, acting: Sequence[Known]) -> str:
+        """Return the ids of entries that explain a case beside the backend's own, or "".
+
+        The explicit program has the casts that the bugs make. It costs a run of the backend.
+        """
+        if found.kind in ("relation", "nondeterminism"):
+            return ""
+        alone = [[entry] for entry in acting] if len(acting) > 1 else []
+        for chosen in ([*acting], *alone) if acting else ():
+            now = imitated(trial, _names(chosen))
+            left = None if now.raises_another() else now.compare()
+            if left is None:
+                continue
+            rest = self.listed.left(replace(now, own=own(now, left)))
+            if rest.divergence is None:
+                return "+".join([*(k.id for k in chosen), *rest.ids, OWN])
+        return ""
 
     def _tried(self, trial: Trial) -> list[Known]:
         """Return the entries whose bugs the reference may imitate in this case.
@@ -170,7 +190,7 @@ class _Search:
         general = self._asked_for([k for k in entries if k.general])
         chosen = [*own, *general]
         yield from ([entry] for entry in general)
-        acting = [k for k in chosen if self.left([k]).divergence != self.rest]
+        acting = self.acting(chosen)
         if 1 < len(acting) < len(chosen):
             yield acting
         asked = set[str]().union(*self.asks.values())
@@ -181,6 +201,11 @@ class _Search:
             asked = self.asks.get(_names(chosen), set())
             if all(k in chosen for k in entries if k.quirk in asked):
                 return
+
+    def acting(self, entries: Sequence[Known]) -> list[Known]:
+        """Return the entries that leave something else alone, of those that were tried."""
+        tried = [k for k in entries if frozenset({k.quirk}) in self.lefts]
+        return [k for k in tried if self.left([k]).divergence != self.rest]
 
     def _asked_for(self, general: list[Known]) -> list[Known]:
         """Return the entries, of those of every backend, whose bugs may change the case.

@@ -9,14 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-import torch
-
 from amp_fuzz.backends.imitation import Kernel
 from amp_fuzz.reference.custom_ops import in_body
 
-__all__ = ["HALVES", "Lowerings", "in_place", "kernels", "out_of", "promoted", "wide"]
-
-HALVES = (torch.bfloat16, torch.float16)
+__all__ = ["Lowerings", "kernels"]
 
 Lowering: TypeAlias = Callable[..., Any]
 """Computes an op from its arguments. None: it leaves the op as it is."""
@@ -42,40 +38,3 @@ def _kernel(lowering: Lowering, bodies: bool) -> Kernel:
         return NotImplemented if made is None else made
 
     return kernel
-
-
-def out_of(lowering: Lowering) -> Callable[..., torch.Tensor | None]:
-    """Return the variant that writes the result into ``out=``."""
-
-    def out_variant(*args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor | None:
-        made = lowering(*args, **kwargs)
-        return None if made is None else out.resize_(made.shape).copy_(made)
-
-    return out_variant
-
-
-def in_place(lowering: Lowering) -> Callable[..., torch.Tensor | None]:
-    """Return the variant that writes the result into its first argument."""
-
-    def in_place_variant(x: torch.Tensor, *args: Any) -> torch.Tensor | None:
-        made = lowering(x, *args)
-        return None if made is None else x.copy_(made)
-
-    return in_place_variant
-
-
-def promoted(op: Any) -> Callable[..., torch.Tensor | None]:
-    """Return an op of two tensors that converts them to one dtype first, as decompositions do."""
-
-    def function(x: torch.Tensor, y: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if x.dtype == y.dtype:
-            return None
-        dtype = torch.promote_types(x.dtype, y.dtype)
-        return op(x.to(dtype), y.to(dtype), *args, **kwargs)
-
-    return function
-
-
-def wide(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor in the dtype that generated code computes in."""
-    return x.float() if x.dtype in HALVES else x

@@ -1,4 +1,7 @@
-"""All known bugs: the records of every file in the packages below `amp_fuzz.upstream`."""
+"""All known bugs: the records of every file in the packages below `amp_fuzz.upstream`.
+
+Those of autocast are code, those of backends alone are data (`amp_fuzz.upstream.own`).
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from amp_fuzz.backends.imitation import Composed, Imitation, compose
 from amp_fuzz.cases.case import Case
 from amp_fuzz.upstream.bug import Bug
 from amp_fuzz.upstream.known import Known
+from amp_fuzz.upstream.own import own_bugs
 
 __all__ = ["BUGS", "FILES", "IMITATIONS", "QUIRKS", "composed", "may", "quirks", "shipped"]
 
@@ -36,7 +40,7 @@ _MODULES = tuple(_files())
 FILES: tuple[ModuleType, ...] = tuple(file for file in _MODULES if hasattr(file, "BUGS"))
 """The modules that have bugs, by name. The docstring of each is their page."""
 
-_ALL: tuple[Bug, ...] = tuple(bug for file in FILES for bug in file.BUGS)
+_ALL: tuple[Bug, ...] = (*(bug for file in FILES for bug in file.BUGS), *own_bugs())
 
 if twice := [name for name, count in Counter(bug.id for bug in _ALL).items() if count > 1]:
     raise ValueError(f"{', '.join(twice)}: two known bugs have this id: rename one")
@@ -60,9 +64,10 @@ QUIRKS = tuple(sorted(IMITATIONS))
 
 @cache
 def shipped() -> tuple[Known, ...]:
-    """Return the known list that comes with the package: the bugs that the installed torch has."""
+    """Return the known list of the package: the bugs of autocast that the installed torch has."""
     torch = version("torch")
-    return tuple(bug.entry for bug in BUGS.values() if bug.entry.holds(torch))
+    bugs = (bug for bug in BUGS.values() if not bug.own)
+    return tuple(bug.entry for bug in bugs if bug.entry.holds(torch))
 
 
 @cache

@@ -9,8 +9,9 @@ from amp_fuzz.backends import Backend
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.cases.case import Case
 from amp_fuzz.oracle.errors import refuses
+from amp_fuzz.oracle.judge import Explain
 from amp_fuzz.oracle.trial import Trial
-from amp_fuzz.reference import Policy
+from amp_fuzz.reference import Policy, Supposed
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.imitate import imitated, supposing
 
@@ -18,12 +19,17 @@ __all__ = ["agrees_with"]
 
 
 def agrees_with(
-    backend: Backend, case: Case, observed: Observation, policies: Mapping[str, Policy | None]
+    backend: Backend,
+    case: Case,
+    observed: Observation,
+    policies: Mapping[str, Supposed],
+    explain: Explain | None = None,
 ) -> bool:
     """Return whether the reference, its ops under other policies, does what was observed.
 
     The state left behind does not depend on policies, and is not compared. An op that is taken for
-    one of the promote policy has the known bugs of that policy too; a banned one says so.
+    one of the promote policy has the known bugs of that policy too; a banned one says so. explain:
+    knows bugs that may explain what is left.
     """
     banned = Policy.BANNED in policies.values()
     if banned and not refuses(observed):
@@ -32,10 +38,12 @@ def agrees_with(
         trial = Trial(case, backend, backend.reference().run(case), observed)
         if _agrees(trial, banned=banned):
             return True
-        if Policy.PROMOTE not in policies.values():
-            return False
         bugs = {k.quirk for k in shipped() if k.quirk.startswith("promote-")}
-        return _agrees(imitated(trial, bugs), banned=banned)
+        promotes = Policy.PROMOTE in policies.values()
+        if promotes and _agrees(imitated(trial, bugs), banned=banned):
+            return True
+        found = trial.compare() if explain is not None else None
+        return bool(explain and found and explain(trial, found, confirmed=False).known)
 
 
 def _agrees(trial: Trial, *, banned: bool) -> bool:

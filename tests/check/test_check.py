@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import random
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -169,6 +171,22 @@ print(result)
 assert result
 assert [run.status for run in result.runs] == ["agreed", "known"]
 assert result.known[0].known == "custom-op-body-off"
+
+@torch.library.custom_op("mylib::matmul", mutates_args=())
+def matmul(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return x @ w
+
+def readme():
+    x, w = torch.ones(2, 2), torch.ones(2, 2, requires_grad=True)
+    with torch.autocast("cpu"):
+        matmul(x, w)
+        return (x @ w).requires_grad
+
+result = amp_fuzz.check(readme, backends="eager-cpu", autocast=None)
+print(result)
+assert [run.status for run in result.runs] == ["known"]
+assert result.known[0].known == "custom-op-weight-cache"
+assert result.known[0].where == "output"
 """
 
 
@@ -650,3 +668,62 @@ def test_a_dropout_that_was_cut_out_draws_the_same_under_inductor() -> None:
     with quiet():
         seen = judge_of(backend).judge(case)
     assert seen.outcome == "agreed", seen.divergence
+
+
+class _NamesCuda(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                x = self.linear(x)
+        return x
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch warns of a missing device")
+@pytest.mark.parametrize("isolate", [True, False])
+def test_a_device_that_is_missing_is_warned_of_once_at_the_line_that_names_it(
+    isolate: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with warnings.catch_warnings():  # pytest would keep those of this process
+        warnings.showwarning = lambda *a, **k: sys.stderr.write(warnings.formatwarning(*a[:4], ""))
+        amp_fuzz.check(_NamesCuda(), torch.ones(2, 4), backends=EAGER, isolate=isolate)
+        amp_fuzz.check(_NamesCuda(), torch.ones(2, 4), backends=EAGER, isolate=isolate)
+    text = capsys.readouterr().err
+    assert text.count("Disabling autocast") == 2  # one for each check
+    line = inspect.getsourcelines(_NamesCuda.forward)[1] + 2
+    assert text.count(f"{Path(__file__).name}:{line}: UserWarning") == 2
+
+
+def test_a_tensor_on_the_meta_device_is_an_error_of_one_line() -> None:
+    module = nn.Sequential(nn.Linear(4, 4, device="meta"))
+    with pytest.raises(amp_fuzz.CheckError, match=r"0\.weight is on the meta device.*to_empty"):
+        amp_fuzz.check(module, torch.ones(2, 4))
+    with pytest.raises(amp_fuzz.CheckError, match=r"input\[0\] is on the meta device"):
+        amp_fuzz.check(torch.relu, torch.ones(2, device="meta"))
+
+
+def test_a_dtype_that_autocast_refuses_is_advised_against_not_the_backend() -> None:
+    result = amp_fuzz.check(torch.relu, torch.ones(2), autocast=torch.float32, backends=EAGER)
+    assert result.verdict == "unjudged"
+    assert "autocast=torch.bfloat16 or torch.float16" in result.advice
+    assert "eager-cpu" not in result.advice
+
+
+def test_the_advice_names_no_backend_that_was_skipped() -> None:
+    def mixed(x: Tensor) -> Tensor:
+        return x * 2 if x.sum().item() > 0 else x
+
+    result = amp_fuzz.check(mixed, torch.ones(3), backends=["fake-cuda"])
+    assert "such as eager-cpu" in result.advice
+    runs = (*result.runs, replace(result.runs[0], backend="eager-cpu", advice=""))
+    skipped = replace(result, runs=runs).advice
+    assert "Choose a backend" in skipped
+    assert "eager-cpu" not in skipped
+
+
+def test_an_unknown_backend_is_corrected_to_one_that_is_ready() -> None:
+    with pytest.raises(BackendError, match="'eager': did you mean 'eager-cpu'"):
+        choose_backends(["eager"])

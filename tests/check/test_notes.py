@@ -13,23 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import amp_fuzz
-from amp_fuzz.findings.remedies import lacking
+from tests.check.functions import Right
 from tests.check.models import MODELS, training_step
 
 CHEAP = ["eager-cpu", "fake-cuda"]
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
-
-
-class Undecorated(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
-        ctx.save_for_backward(x, w)
-        return x @ w
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        x, w = ctx.saved_tensors
-        return grad.float() @ w.t(), x.float().t() @ grad.float()
 
 
 class Pointwise(torch.autograd.Function):
@@ -73,7 +61,7 @@ def _lowered(block: Any, y: Tensor) -> Tensor:
 
 
 def _function(block: Any, y: Tensor) -> Tensor:
-    return Undecorated.apply(y, block.linear.weight)  # type: ignore[no-any-return]
+    return Right.apply(y, block.linear.weight)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +71,7 @@ def _function(block: Any, y: Tensor) -> Tensor:
         (_before_attention, "cast", "to", ("bfloat16", "float16"), ("cpu", "cuda")),
         (_region, "region", "torch.autocast", ("bfloat16", "float16"), ("cpu", "cuda")),
         (_lowered, "lowered", "bfloat16", ("float32", "bfloat16"), ("cuda",)),
-        (_function, "function", "Undecorated", ("", ""), ("cpu", "cuda")),
+        (_function, "function", "Right", ("", ""), ("cpu", "cuda")),
     ],
 )
 def test_a_cast_of_ones_own_is_noted_with_its_line_and_submodule(
@@ -148,17 +136,6 @@ def test_an_honest_model_has_no_notes(name: str, dtype: torch.dtype) -> None:
         step, *given, backends=["eager-cpu"], autocast=None, backward=False, store=None
     )
     assert (result.ok, result.own_casts) == (True, ())
-
-
-def test_the_decorators_of_torch_are_recognised() -> None:
-    """They are private functions of torch: a new name would note every Function."""
-
-    class Decorated(Undecorated):
-        forward = staticmethod(torch.amp.custom_fwd(Undecorated.forward, device_type="cpu"))
-        backward = staticmethod(torch.amp.custom_bwd(Undecorated.backward, device_type="cpu"))
-
-    assert lacking(Decorated) == ()
-    assert lacking(Undecorated) == ("custom_fwd", "custom_bwd")
 
 
 # -- the verdict ----------------------------------------------------------------------------------

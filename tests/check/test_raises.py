@@ -10,36 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import amp_fuzz
+from tests.check.functions import Mixing, Undecorated
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 W = torch.randn(8, 8, generator=torch.Generator().manual_seed(1), requires_grad=True)
 DEFAULT = ["eager-cpu", "fake-cuda", "compile[aot_eager]"]
-
-
-class Undecorated(torch.autograd.Function):
-    """Its backward meets autocast's dtype and float32, which raises where autocast is off."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
-        ctx.save_for_backward(x, w)
-        return x @ w
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        x, w = ctx.saved_tensors
-        return grad @ w.t(), x.t() @ grad
-
-
-class Mixing(torch.autograd.Function):
-    """Its forward mixes dtypes under autocast: only float32 inputs help."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
-        return (x @ w).index_add(0, torch.tensor([0], device=x.device), w[:1])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        return grad @ W.t().to(grad), X.t().to(grad) @ grad
 
 
 def test_a_function_without_custom_fwd_is_told_to_be_decorated() -> None:
@@ -51,8 +26,8 @@ def test_a_function_without_custom_fwd_is_told_to_be_decorated() -> None:
     first, *_ = str(result).splitlines()
     assert first == f"amp_fuzz.check of {function.__qualname__}, seed 0: RAISES UNDER AUTOCAST"
     assert result.advice == (
-        "Decorate Undecorated: forward with torch.amp.custom_fwd, backward with "
-        "torch.amp.custom_bwd; it then runs."
+        "Decorate the forward of Undecorated with torch.amp.custom_fwd and its backward with "
+        "torch.amp.custom_bwd."
     )
     assert "Turn autocast off" not in str(result)
     assert "CANNOT BE JUDGED" not in str(result)
@@ -92,6 +67,20 @@ def test_the_line_that_mixes_dtypes_is_told_to_run_in_float32(
     assert result.verdict == "raises", str(result)
     assert result.advice.startswith("Run test_raises.py:")
     assert "under autocast(enabled=False), on inputs cast to float32" in result.advice
+
+
+def _picky(x: Tensor) -> Tensor:
+    y = x @ x.t()
+    if y.dtype is not torch.float32:
+        raise TypeError("not a matrix of float32")
+    return y
+
+
+def test_a_line_that_raises_in_float32_too_is_no_remedy() -> None:
+    """Its inputs are wrong already: only without autocast around it all does it run."""
+    result = amp_fuzz.check(_picky, X, backends=["eager-cpu"], store=None)
+    assert result.verdict == "raises", str(result)
+    assert result.advice == "Call _picky under autocast(enabled=False)."
 
 
 def test_a_call_that_raises_without_autocast_too_cannot_be_judged() -> None:

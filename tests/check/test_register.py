@@ -1,6 +1,7 @@
 """Ops of the user's own: drawn, cast by the reference, minimised, printed; in every process."""
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import amp_fuzz
+from amp_fuzz.cases.build import call, case, x
+from amp_fuzz.cases.program import Autocast
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.interfaces.cli import main
 from amp_fuzz.interfaces.register import RegistrationError
@@ -42,6 +45,8 @@ def double(x):
 
 _PLUGIN = """
 import amp_fuzz
+from amp_fuzz.cases.build import call, case, x
+from amp_fuzz.cases.program import Autocast
 import torch
 from amp_fuzz.catalogue import Call, out
 
@@ -131,6 +136,42 @@ def test_a_policy_that_torch_does_not_keep_is_found_and_becomes_a_script(project
         [sys.executable, "repro.py"], cwd=project, capture_output=True, text=True, check=False
     )
     assert done.returncode == 1, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("autocast", "behaves"),
+    [
+        ("None", "fp32, not none"),
+        ('"lower_precision_fp"', "fp32, not lower_precision_fp"),
+        ('{"cpu": torch.bfloat16}', "fp32, not cast_inputs"),
+    ],
+)
+def test_an_op_that_declares_another_policy_than_it_has_is_one_finding(
+    project: Path, autocast: str, behaves: str
+) -> None:
+    """The float16 and vmap cases come first: their policy is not to be seen in them alone."""
+    (project / "usual/amp_ops.py").write_text(_PLUGIN.format(autocast=autocast))
+    (project / "cases").mkdir()
+    calls = call("usual.scaled_add", "x0", "x1", 0.5)
+    for number, (dtype, plan) in enumerate(
+        [
+            ("float16", {"backward": "none", "transform": "vmap"}),
+            ("float16", {"calls": 2}),
+            ("bfloat16", {"backward": "none"}),
+            ("bfloat16", {"entry": "decorator", "steps": 2}),
+        ]
+    ):
+        inputs = [x("x0", 2, dtype="bfloat16"), x("x1", 2, dtype="bfloat16")]
+        made = case(inputs, calls, contexts=(Autocast(dtype=dtype),), **plan)  # type: ignore[arg-type]
+        (project / f"cases/{number}.json").write_bytes(made.json())
+    words = ("--backends=eager-cpu", "--ops=relu", "--cases=1", "--isolate=never", "--seed=3")
+    text = run(project, "run", *words, PLUGIN, "--corpus=cases", "--minimize=2", expect=1)
+    assert "1 new finding: of 5 cases" in text
+    assert "4 diverged in an unknown way" in text
+    titles = re.findall(r"^ +1\. (.*): 4\s+cases", text, re.MULTILINE | re.DOTALL)
+    assert [" ".join(title.split()) for title in titles] == [
+        f"usual::scaled_add behaves as if its policy were {behaves} on eager-cpu"
+    ]
 
 
 def _findings(folder: Path) -> list[str]:

@@ -17,40 +17,13 @@ from amp_fuzz.findings.remedies import Remedy, lacking, remedy
 from amp_fuzz.interfaces.check.adapters import Checked
 from amp_fuzz.interfaces.check.custom_ops import declare_custom_ops
 from amp_fuzz.interfaces.check.subject import Subject
+from tests.check.functions import Mixing, Undecorated
 from tests.helpers import BF16
 
 X = torch.randn(4, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
 
 
-class Linear(torch.autograd.Function):
-    """Its backward runs without autocast, on a 16-bit gradient and float32 tensors."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
-        ctx.save_for_backward(x, w)
-        return x @ w
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        x, w = ctx.saved_tensors
-        return g @ w.t(), x.t() @ g
-
-
-class Mixed(torch.autograd.Function):
-    """Its forward brings two dtypes together, in an op without a policy."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
-        ctx.save_for_backward(x, w)
-        return torch.tensordot(x @ w, w, dims=1)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        _, w = ctx.saved_tensors
-        return g @ w.t() @ w.t(), None
-
-
-class Apart(Linear):
+class Apart(Undecorated):
     """Its forward gets no ``ctx``, on which torch's decorator would keep the state."""
 
     @staticmethod
@@ -86,32 +59,32 @@ def found(function: Callable[..., Any]) -> Remedy | None:
 
 
 def test_a_function_without_custom_fwd_is_told_to_have_it() -> None:
-    before = Linear.__dict__["forward"], Linear.__dict__["backward"]
-    said = found(lambda x, w: Linear.apply(Honest.apply(x), w))
+    before = Undecorated.__dict__["forward"], Undecorated.__dict__["backward"]
+    said = found(lambda x, w: Undecorated.apply(Honest.apply(x), w))
     assert said == Remedy(
         "decorate",
-        "Decorate the forward of Linear with torch.amp.custom_fwd and its backward with "
+        "Decorate the forward of Undecorated with torch.amp.custom_fwd and its backward with "
         "torch.amp.custom_bwd",
     )
-    assert (Linear.__dict__["forward"], Linear.__dict__["backward"]) == before
+    assert (Undecorated.__dict__["forward"], Undecorated.__dict__["backward"]) == before
 
 
 def test_a_function_whose_forward_needs_one_dtype_is_told_to_cast_its_inputs() -> None:
-    said = found(Mixed.apply)
+    said = found(Mixing.apply)
     assert said is not None
     assert said.advice.startswith(
-        "Decorate the forward of Mixed with torch.amp.custom_fwd(cast_inputs=torch.float32)"
+        "Decorate the forward of Mixing with torch.amp.custom_fwd(cast_inputs=torch.float32)"
     )
 
 
 def test_several_functions_are_told_together_if_none_is_enough() -> None:
     class Second(torch.autograd.Function):
-        forward = Linear.__dict__["forward"]
-        backward = Linear.__dict__["backward"]
+        forward = Undecorated.__dict__["forward"]
+        backward = Undecorated.__dict__["backward"]
 
-    said = found(lambda x, w: Second.apply(Linear.apply(x, w), w))
+    said = found(lambda x, w: Second.apply(Undecorated.apply(x, w), w))
     assert said is not None
-    assert "the forward of Linear and Second with" in said.advice
+    assert "the forward of Undecorated and Second with" in said.advice
 
 
 @torch.library.custom_op("remedies::linear", mutates_args=())
@@ -120,7 +93,7 @@ def linear(x: Tensor, w: Tensor) -> Tensor:
 
 
 linear.register_autograd(
-    Linear.backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
+    Undecorated.backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
 )
 
 
@@ -144,7 +117,14 @@ def test_what_runs_with_no_change_has_no_remedy() -> None:
 
 
 def test_lacking_names_the_decorators() -> None:
-    class Half(Linear):
-        forward = staticmethod(torch.amp.custom_fwd(Linear.forward, device_type="cpu"))
+    """They are private functions of torch: a new name would note every Function."""
 
+    class Half(Undecorated):
+        forward = staticmethod(torch.amp.custom_fwd(Undecorated.forward, device_type="cpu"))
+
+    class Whole(Half):
+        backward = staticmethod(torch.amp.custom_bwd(Undecorated.backward, device_type="cpu"))
+
+    assert lacking(Undecorated) == ("custom_fwd", "custom_bwd")
     assert lacking(Half) == ("custom_bwd",)
+    assert lacking(Whole) == ()

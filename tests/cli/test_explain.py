@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from amp_fuzz.backends.eager import EagerBackend
-from amp_fuzz.backends.flips import Flip, deciding, flips
+from amp_fuzz.backends.flips import UNCACHED, Flip, deciding, flips
 from amp_fuzz.backends.harness import Observation, quiet
 from amp_fuzz.cases.case import Case
 from amp_fuzz.findings.explanation import explain
@@ -131,6 +131,16 @@ def test_every_decision_that_is_flipped_is_named() -> None:
         else:
             assert found.outcome in ("agreed", "raised")
     assert len(said) >= 5
+
+
+def test_a_backend_without_the_weight_cache_is_named() -> None:
+    twice = case([x("x0", 2, 2), x("w1", 2, 2)], call("mm", "x0", "w1"), steps=2, loop="inside")
+    text = text_of(UNCACHED, twice)
+    assert "DIVERGES: bitwise at step1.v0" in text
+    assert "\n  - without the weight cache: each use of a weight casts it again" in text
+    assert (
+        "weight cache" not in text_of(Flip(0, policy=Policy.FP32), twice).partition("agrees if")[2]
+    )
 
 
 def test_values_that_differ_name_the_worst_element() -> None:

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from amp_fuzz.interfaces.cli.common import command_line, duration
+from amp_fuzz.interfaces.cli.known import _left
 from amp_fuzz.interfaces.cli.progress import Board
 from amp_fuzz.interfaces.signals import Interrupted, Interrupts
 from amp_fuzz.reports.printable import plural
@@ -73,6 +74,21 @@ def test_a_limit_of_time_bounds_what_is_left(clock: Clock) -> None:
     assert ", 5.0 s left," in run.line()
     clock.now += 10
     assert ", 0.0 s left," in run.line()
+
+
+def test_known_check_says_how_many_bugs_are_left_and_for_how_long(clock: Clock) -> None:
+    board = Board(clock=clock)
+    board.row("bugs").total = 210
+    said = []
+    for _ in range(210):
+        clock.now += 2
+        board.add("bugs", 1)
+        said.append(_left(board))
+    assert said[0] == "  (209 left)"  # of their rate nothing is known
+    assert said[9] == "  (200 left, about 6 min 40 s)"
+    assert said[104] == "  (105 left, about 3 min 30 s)"
+    assert said[208] == "  (1 left, about 2.0 s)"
+    assert said[209] == ""
 
 
 def test_the_slowest_backend_decides_what_is_left(clock: Clock) -> None:

@@ -2,7 +2,10 @@
 
 import gc
 import signal
+from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -11,7 +14,7 @@ import torch._dynamo  # noqa: F401  (workers import it; after pytester unloads i
 from amp_fuzz.backends import choose
 from amp_fuzz.cases.case import Case
 from amp_fuzz.interfaces.plugin import items
-from amp_fuzz.interfaces.plugin.items import Job, jobs, show_finding, store_option
+from amp_fuzz.interfaces.plugin.items import FuzzItem, Job, jobs, show_finding, store_option
 from amp_fuzz.records.schema import unanswered
 from amp_fuzz.records.store import Store, StoreError, Writer
 from amp_fuzz.runs.engine import Settings, Task, draw
@@ -48,6 +51,26 @@ def test_no_item_aims_where_nothing_is_to_be_aimed() -> None:
 def test_no_coverage_item_where_no_kernel_can_be_reached() -> None:
     settings = Settings(("eager-cpu",), aimed=20, ops=("relu",))
     assert [job.name for job in jobs(settings, choose(["eager-cpu"]), {})] == ["activation"]
+
+
+def test_a_backend_that_takes_all_its_time_leaves_others_their_share() -> None:
+    """Each item begins when the one before it has used all its time."""
+    now = [0.0]
+    settings = replace(
+        SETTINGS, cases=1000, seconds=90.0, deadline=90.0, clock=lambda: now[0], aimed=0
+    )
+    run = SimpleNamespace(settings=settings, processes=1)
+    session = SimpleNamespace(items=[])
+    for job in jobs(settings, choose(["eager-cpu", "fake-xpu", "fake-cuda"]), {}):
+        item = FuzzItem.__new__(FuzzItem)
+        item.run, item.job, item.session = cast("Any", run), job, cast("Any", session)
+        session.items.append(item)
+    spent = Counter[str]()
+    for item in session.items:
+        (task,) = item._tasks()
+        spent[task.backend] += task.until - now[0]
+        now[0] = task.until
+    assert spent == pytest.approx({"eager-cpu": 30.0, "fake-xpu": 30.0, "fake-cuda": 30.0})
 
 
 def test_an_interrupt_that_a_callback_swallowed_is_still_noticed() -> None:

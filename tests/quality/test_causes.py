@@ -22,7 +22,7 @@ from amp_fuzz.findings.wrong_context import acts_as, unrestored
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.records.baseline import entry_of
-from amp_fuzz.records.fingerprint import Fingerprint, fingerprint, title
+from amp_fuzz.records.fingerprint import Fingerprint, fingerprint, fingerprinted, title
 from amp_fuzz.records.schema import DivergenceRecord
 from amp_fuzz.runs.engine import Settings, Task, draw
 from amp_fuzz.upstream import shipped
@@ -462,3 +462,29 @@ def test_no_kernel_is_named_of_a_wrong_policy() -> None:
     with quiet():
         assert judge.judge(under_mm).divergence is not None
         assert culprit(judge, under_mm) is None
+
+
+LINEAR = case([x("x0", 2, 2), x("w1", 2, 2)], call("linear", "x0", "w1"), backward="none")
+PRODUCT = case([x("x0", 2, 2), x("w1", 2, 2)], call("mm", "x0", "w1"), backward="none")
+
+
+@pytest.mark.parametrize(("early", "joins"), [(LINEAR, True), (PRODUCT, False)], ids=["own", "mm"])
+def test_a_policy_that_is_found_later_explains_an_earlier_finding(early: Case, joins: bool) -> None:
+    """One with its cause, and one that differs by another."""
+    judge, groups = faulty("linear:fp32", "mm:none"), Groups()
+    ((first,), _) = causes(judge, early)
+    plain = msgspec.structs.replace(first, as_if=(), overload="", policy="none")
+    loose = fingerprinted(msgspec.structs.replace(plain, case=early, minimised=early))
+    assert groups.take(loose)
+    groups.looks["look",] = (loose.fingerprint,)
+    found, _ = causes(judge, msgspec.structs.replace(LINEAR, seed=1), groups)
+    (policy, *joined) = found
+    assert policy.as_if
+    assert not policy.joins
+    assert [record.joins for record in joined] == [loose.fingerprint] * joins
+    assert {record.fingerprint for record in found} == {policy.fingerprint}
+    cause = policy.fingerprint if joins else loose.fingerprint
+    assert groups.looks["look",] == (cause,)
+    assert bool(groups.loose) is not joins
+    again, _ = causes(judge, msgspec.structs.replace(LINEAR, seed=2), groups)
+    assert again == []

@@ -233,6 +233,56 @@ def test_clear_cache_forgets() -> None:
         assert torch.mm(w, w)[0, 0].item() == 8.0
 
 
+def test_torchs_own_way_to_clear_the_cache_clears_the_references() -> None:
+    def program(side: Side) -> float:
+        w = torch.ones(2, 2, requires_grad=True)
+        with side.bf16():
+            torch.mm(w, w)
+            with torch.no_grad():
+                w.add_(1)
+            torch.clear_autocast_cache()
+            return torch.mm(w, w)[0, 0].item()
+
+    clear = torch.clear_autocast_cache
+    assert same(program) == 8.0
+    assert torch.clear_autocast_cache is clear
+
+
+def test_a_context_of_torchs_inside_leaves_the_references_cache() -> None:
+    def uses() -> float:
+        w = torch.ones(2, 2, requires_grad=True)
+        with REFERENCE.bf16():
+            torch.mm(w, w)
+            with torch.no_grad():
+                w.add_(1)
+            with torch.autocast("cpu"):
+                pass
+            return torch.mm(w, w)[0, 0].item()
+
+    assert uses() == 2.0
+
+
+def trains_after_a_use_in_an_op_of_torchs(side: Side) -> bool:
+    """Return whether a weight trains that was used before in the body of a custom op."""
+    op = torch.library.custom_op("cached::product", mutates_args=())(_product)
+    w = weight()
+    with side.bf16():
+        op(X, w)
+        return torch.mm(X, w).requires_grad
+
+
+def _product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.mm(x, w)
+
+
+def test_a_cast_in_the_body_of_torchs_custom_op_is_not_kept() -> None:
+    """Eager keeps it, and the weight trains no longer: custom-op-weight-cache."""
+    assert trains_after_a_use_in_an_op_of_torchs(REFERENCE)
+    assert not trains_after_a_use_in_an_op_of_torchs(TORCH)
+    with quirks(["custom-op-weight-cache"]):
+        assert not trains_after_a_use_in_an_op_of_torchs(REFERENCE)
+
+
 @KEEPS_NO_GRAD
 @pytest.mark.parametrize("first", [torch.no_grad, torch.inference_mode])
 def test_a_first_pass_without_gradients_does_not_keep_the_second_from_training(first: Any) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch._decomp import decomposition_table
-
 from amp_fuzz.upstream.compile.interpolation import LINEAR
+from torch._decomp import decomposition_table
 
 ATEN = torch.ops.aten
 OPS = (ATEN.upsample_linear1d, ATEN.upsample_bilinear2d, ATEN.upsample_trilinear3d)

@@ -18,7 +18,7 @@ from amp_fuzz.backends.harness import Observation, quiet
 from amp_fuzz.cases.case import Case, bare
 from amp_fuzz.cases.program import statements
 from amp_fuzz.catalogue import CATALOGUE, Op
-from amp_fuzz.findings.groups import Groups
+from amp_fuzz.findings.groups import Groups, Met
 from amp_fuzz.findings.minimize.target import Target, asker, shrink
 from amp_fuzz.records.schema import CaseRecord, RunRecord
 from amp_fuzz.records.store import Store
@@ -391,3 +391,11 @@ def test_a_run_that_did_all_was_not_cut(store: Store) -> None:
     events = list(run(settings, store, "r1"))
     assert TimeUp() not in events
     assert sum(isinstance(r, CaseRecord) for r in store.records("r1")) == 20
+
+
+def test_a_case_counts_for_a_cause_that_the_baseline_does_not_accept() -> None:
+    record = CaseRecord("1", "eager-cpu", "all", "diverged", ("mm",), (), {})
+    both = [Met("old", entry="e1"), Met("new"), Met("old", entry="e1")]
+    assert engine._met(record, both).groups == ("new", "old")
+    accepted = engine._met(record, both[::2])
+    assert (accepted.outcome, accepted.groups, accepted.known) == ("known", ("old",), "e1")

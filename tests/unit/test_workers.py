@@ -643,6 +643,54 @@ def test_a_case_that_runs_at_the_deadline_is_ended(
     assert not any(isinstance(event, Progress) for event in events)
 
 
+def test_the_first_case_of_a_backend_may_end_after_the_deadline(
+    fragile: Installer, store: Store
+) -> None:
+    clock, count = Clock(), RawValue("i", 0)
+
+    def what(case: Case) -> None:
+        count.value += 1
+        clock.now.value = 1150.0
+        time.sleep(1)  # the supervisor looks at it several times
+
+    fragile(what)
+    events = list(run(late(clock, replace(SETTINGS, relations="none")), store, "r1"))
+    assert sum(isinstance(event, Progress) for event in events) == 1
+    assert events[-1] == TimeUp()
+
+
+def test_only_the_first_case_of_a_backend_may_end_after_the_deadline(
+    fragile: Installer, store: Store
+) -> None:
+    clock, seen = Clock(), RawValue("i", 0)
+
+    def what(case: Case) -> None:
+        seen.value += 1
+        if seen.value > 1:
+            clock.now.value = 1150.0
+            time.sleep(10_000)
+
+    fragile(what)
+    events = list(run(late(clock, replace(SETTINGS, relations="none")), store, "r1"))
+    assert sum(isinstance(event, Progress) for event in events) == 1
+    assert events[-1] == TimeUp()
+
+
+def test_what_is_imported_before_the_first_case_takes_no_time_of_the_run(
+    fragile: Installer, monkeypatch: pytest.MonkeyPatch, store: Store
+) -> None:
+    clock = Clock()
+
+    def imported(name: str) -> None:
+        clock.now.value += 500
+
+    fragile(lambda case: None)
+    monkeypatch.setattr(workers.importlib, "import_module", imported)
+    events = list(run(late(clock), store, "r1"))
+    assert any(isinstance(event, Progress) for event in events)
+    assert TimeUp() not in events
+
+
 def test_a_death_before_the_deadline_is_no_case_after_it(fragile: Installer, store: Store) -> None:
     clock = Clock()
 

@@ -19,7 +19,6 @@ from packaging.specifiers import SpecifierSet
 
 from amp_fuzz import upstream
 from amp_fuzz.backends import backends
-from amp_fuzz.backends.base import Backend
 from amp_fuzz.backends.harness import Observation, quiet
 from amp_fuzz.cases.build import call, x
 from amp_fuzz.cases.case import Case
@@ -114,12 +113,17 @@ def wrong_op(example: Example) -> str:
 def verdicts(shown: Shown, known: Sequence[Known]) -> Mapping[str, tuple[str, Verdict]]:
     """Return, for each guarantee of an example, the outcome that keeps it and the verdict."""
     bug, example = shown
-    backend: Backend = backend_of(shown)
+    backend: WrongKernel = backend_of(shown)
 
     def judged(case: Case, known: Sequence[Known], wrong: str = "") -> Verdict:
         with quiet():
             return judge_of(replace(backend, op=wrong), known, "all").judge(case)
 
+    if bug.own:
+        return {
+            "the example is the backend's own": ("backend", judged(example.case, ())),
+            "it is beside an unrelated call": ("backend", judged(beside(example.case), ())),
+        }
     others = [entry for entry in known if entry.id != bug.id]
     both = beside(example.case)
     found = {
@@ -157,7 +161,9 @@ def needed(shown: Shown) -> None:
 
 
 def family(bug: Bug) -> str:
-    """Return the folder of `amp_fuzz/upstream` whose file has a bug."""
+    """Return the folder of `amp_fuzz/upstream` whose file has a bug, or that of its page."""
+    if bug.own:
+        return bug.page.partition("/")[0]
     (name,) = (file.__name__ for file in FILES if bug in file.BUGS)
     return name.split(".")[-2]
 

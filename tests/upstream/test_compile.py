@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from amp_fuzz.upstream.compile.mixed import refuses
 
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.harness import Observation, quiet
@@ -25,7 +26,6 @@ from amp_fuzz.upstream import BUGS, quirks, shipped
 from amp_fuzz.upstream.bug import Example
 from amp_fuzz.upstream.compile.functional import without_out
 from amp_fuzz.upstream.compile.handed_on import handed_on
-from amp_fuzz.upstream.compile.mixed import refuses
 from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.upstream.known import Known
 from amp_fuzz.upstream.lowering import kernels

@@ -26,6 +26,7 @@ from amp_fuzz.cases.program import Program, Ref, Statement, TensorSpec
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.interfaces.check.call import Names, call, outputs_of
 from amp_fuzz.interfaces.check.intermediates import Inside
+from amp_fuzz.interfaces.check.stale import casting_again
 from amp_fuzz.interfaces.check.subject import Subject
 from amp_fuzz.interfaces.check.trace import followed
 from amp_fuzz.interfaces.check.trees import mapped
@@ -61,6 +62,7 @@ class Checked:
 
     names: the names of its values. seen: the last observations of it and its reference. bands: the
     bands of shadows. casts: whether it has a cast to 16 bits that the backend must not leave out.
+    again: whether the reference casts a weight again after it changed; see `stale`.
     """
 
     subject: Subject
@@ -69,6 +71,7 @@ class Checked:
     seen: dict[str, Observation] = field(default_factory=dict)
     bands: dict[Any, tuple[Observation, dict[str, Band]]] = field(default_factory=dict)
     casts: bool = False
+    again: bool = False
 
     @property
     def name(self) -> str:
@@ -124,7 +127,8 @@ class Checked:
 
     def reference(self) -> CheckedReference:
         """Return the reference, which calls the same subject."""
-        return CheckedReference(self.inner.reference().runtime, self)
+        runtime = self.inner.reference().runtime
+        return CheckedReference(casting_again(runtime) if self.again else runtime, self)
 
     def kernels(self) -> Kernels:
         """Return the kernels that are documented as nondeterministic."""

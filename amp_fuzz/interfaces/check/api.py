@@ -25,6 +25,7 @@ from amp_fuzz.interfaces.check.arguments import (
 from amp_fuzz.interfaces.check.custom_ops import declare_custom_ops
 from amp_fuzz.interfaces.check.fork import Died
 from amp_fuzz.interfaces.check.own_casts import merged, own_casts
+from amp_fuzz.interfaces.check.redirect import forget_warnings
 from amp_fuzz.interfaces.check.result import CheckResult, OwnCast
 from amp_fuzz.interfaces.check.steps import Asked, Call, survived, unsupported
 from amp_fuzz.interfaces.check.subject import Subject
@@ -90,6 +91,7 @@ def check(
     chosen = chosen_backends(backends)
     contexts = context_list(autocast)
     entries = known_of(Options(known=tuple(map(Path, known))))
+    forget_warnings()
     threads, kept = torch.get_num_threads(), subject.kept()
     torch.set_num_threads(1)  # as in a run: some kernels sum in another order on several threads
     try:

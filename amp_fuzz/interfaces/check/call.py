@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,7 +27,7 @@ from amp_fuzz.interfaces.check.subject import Subject
 from amp_fuzz.interfaces.check.trees import leaves_of
 from amp_fuzz.reference.state import default_dtypes
 
-__all__ = ["AFTER", "Names", "call", "copier_of", "entered", "outputs_of", "raised_by"]
+__all__ = ["AFTER", "Names", "call", "copier_of", "entered", "outputs_of", "raised_by", "user_line"]
 
 Invoke = Callable[..., Any]
 AFTER = " after the call"
@@ -235,6 +237,17 @@ def copier_of(runtime: Runtime) -> Callable[[torch.Tensor], torch.Tensor]:
 
 _OURS = str(Path(amp_fuzz.__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
+
+
+def user_line() -> str:
+    """Return the innermost line of the user's code in this call, ``model.py:12``, or ""."""
+    frame: Any = sys._getframe()
+    while frame is not None and frame.f_code is not call.__code__:
+        file = frame.f_code.co_filename
+        if not file.startswith((_OURS, _TORCH, contextlib.__file__, "<")):
+            return f"{Path(file).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
 def raised_by(error: Exception) -> Raised:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,6 +11,7 @@ from amp_fuzz.backends.harness import Observation, quiet
 from amp_fuzz.cases.case import Case, Plan
 from amp_fuzz.cases.program import Program
 from amp_fuzz.interfaces.check.adapters import Checked, case_of
+from amp_fuzz.interfaces.check.stale import noticing
 from amp_fuzz.interfaces.check.trace import names_called
 from amp_fuzz.oracle import Divergence, Rounding, compare
 from amp_fuzz.oracle.trial import Trial
@@ -22,13 +24,18 @@ __all__ = ["Judged", "judged"]
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A verdict with both observations. before: the reference's observation of an earlier call."""
+    """A verdict with both observations.
+
+    before: the reference's observation of an earlier call. stale: whether it used a cast of a
+    weight there that had changed since.
+    """
 
     verdict: Verdict
     case: Case
     before: Observation
     expected: Observation
     observed: Observation
+    stale: bool = False
 
 
 def judged(
@@ -38,12 +45,15 @@ def judged(
     with quiet():
         plain = checked.fit(Case(Program((), (), ()), plan, checked.subject.seed))
         # The content of the case is known only after the call.
-        before = checked.reference().run(plain)
+        watch: AbstractContextManager[list[bool]]
+        watch = noticing() if checked.values else nullcontext([])
+        with watch as stale:
+            before = checked.reference().run(plain)
         called = names_called(checked.subject, checked.reference(), plain.plan) if known else ()
         case = case_of(plain.plan, before, checked.subject.seed, called)
         verdict = judge_of(checked, known, "none", confirm).judge(case)
     assert verdict.seen is not None
-    return Judged(verdict, case, before, verdict.seen, checked.seen["observed"])
+    return Judged(verdict, case, before, verdict.seen, checked.seen["observed"], bool(stale))
 
 
 def others(checked: Checked, found: Judged) -> list[Divergence]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 import torch
@@ -16,6 +17,7 @@ from amp_fuzz.reports.printable import plural
 from amp_fuzz.upstream.known import Known
 
 __all__ = [
+    "AGAIN",
     "BESIDE",
     "BETWEEN",
     "DEBUG",
@@ -33,6 +35,7 @@ __all__ = [
     "WAITS",
     "Share",
     "agreement",
+    "dtypes",
     "first_line",
     "left",
     "listed",
@@ -50,6 +53,15 @@ def left(found: Judged) -> str:
     ours = ("", "dispatch keys", "autocast of the reference", "nesting")
     plain = [part for part in dict.fromkeys(parts) if part.partition(":")[0] not in ours]
     return "; ".join(plain) or "it enters a context of torch.autocast and does not leave it"
+
+
+def dtypes(names: Sequence[str]) -> str:
+    """Return what to do if autocast does not support a dtype."""
+    said = " or ".join(f"torch.{name}" for name in sorted(names, key=_USUAL.__ne__))
+    return f"Give a dtype that its autocast supports: autocast={said}."
+
+
+_USUAL = "bfloat16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +97,7 @@ SHARE = (
     "Return fewer values that depend on what cannot be followed, or check on eager-cpu, which "
     "compares every bit."
 )
+AGAIN = "it agrees if a weight is cast again after it changed"
 LEAVE = "Leave each context that the callable enters, and reset each switch that it sets."
 DIED = "isolate=False calls it in this process, for a debugger."
 BESIDE = "when called for notes, without autocast or with the policies of other devices"

@@ -1,4 +1,4 @@
-"""Notes of a check: calls that raise only under autocast, dtypes that depend on the device."""
+"""Notes of a check: raising under autocast alone, old casts, dtypes that depend on the device."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from amp_fuzz.interfaces.check.adapters import Checked
 from amp_fuzz.interfaces.check.judging import Judged
 from amp_fuzz.interfaces.check.messages import first_line
 from amp_fuzz.interfaces.check.remedy import elsewhere
+from amp_fuzz.interfaces.check.stale import ADVICE, stale_casts
 from amp_fuzz.records.schema import Note
 
-__all__ = ["not_restored", "notes_of", "raising"]
+__all__ = ["not_restored", "notes_of", "raising", "stale_notes"]
 
 
 def notes_of(checked: Checked, found: Judged) -> tuple[Note, ...]:
@@ -35,6 +36,15 @@ def not_restored(checked: Checked) -> Iterator[Note]:
             f"{name} cannot be saved or restored: later calls may see what a call left there",
             "Pass a fresh copy of the callable to each check, or keep this state outside it.",
         )
+
+
+def stale_notes(checked: Checked, found: Judged) -> Iterator[Note]:
+    """Yield a note for each line that changes weights of which old casts are used then."""
+    if found.stale:
+        runtime = checked.reference().runtime
+        for one in stale_casts(checked.subject, runtime, found.case.plan):
+            where = one.used or one.changed or checked.subject.name
+            yield Note("stale-cast", checked.name, "", where, str(one), ADVICE)
 
 
 def raising(checked: Checked, raised: Raised, advice: str, devices: Sequence[str]) -> Note:

@@ -6,20 +6,26 @@ contexts of that implementation. Other modules hold the class itself, so its met
 
 from __future__ import annotations
 
+import mmap
+import sys
 import threading
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import torch
 from torch._jit_internal import is_scripting
 from torch.amp.autocast_mode import autocast
 
 from amp_fuzz.patching import patched
 from amp_fuzz.policies.tables import DEVICES
 
-__all__ = ["contexts_of", "threads_following"]
+__all__ = ["contexts_of", "forget_warnings", "threads_following"]
 
 
 @contextmanager
@@ -38,9 +44,11 @@ def contexts_of(implementation: Callable[..., Any], *, asked: bool) -> Iterator[
 
     def __init__(self: Any, device_type: str, dtype: Any = None, enabled: bool = True,
                  cache_enabled: bool | None = None) -> None:  # fmt: skip
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore" if asked else "default")
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
             init(self, device_type, dtype, enabled, cache_enabled)
+        for warning in said if not asked else ():
+            _warn_once(warning)
         self._asked = (dtype, enabled, cache_enabled)
 
     def __enter__(self: Any) -> Any:
@@ -64,6 +72,30 @@ def contexts_of(implementation: Callable[..., Any], *, asked: bool) -> Iterator[
         for name, method in changed.items():
             stack.enter_context(patched(autocast, name, method))
         yield
+
+
+# Forks share it: a warning that one of them gave is not given again.
+_warned = mmap.mmap(-1, 256)
+_NOT_THEIRS = tuple(f"{folder}/" for folder in (Path(__file__).parents[2], *torch.__path__))
+
+
+def forget_warnings() -> None:
+    """Let each warning of torch's contexts be given once more."""
+    _warned[:] = bytes(len(_warned))
+
+
+def _warn_once(warning: warnings.WarningMessage) -> None:
+    """Give a warning at the innermost line that is neither torch's nor ours, the first time."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THEIRS):
+        frame = frame.f_back
+    place = zlib.crc32(str(warning.message).encode()) % len(_warned)
+    if frame is not None and not _warned[place]:
+        _warned[place] = 1
+        filename, line = frame.f_code.co_filename, frame.f_lineno
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")  # the harness ignores those of checked code
+            warnings.warn_explicit(str(warning.message), warning.category, filename, line)
 
 
 @contextmanager

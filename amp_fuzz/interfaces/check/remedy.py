@@ -1,41 +1,40 @@
 """Find what to do about a call that raises under autocast and runs without.
 
-Each remedy but the last, autocast off on inputs in float32, is run before it is told.
+Each remedy is run before it is told. The remedies are those of a case, and one more: autocast off
+at the line that raises.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 from typing import Any
-from unittest import mock
 
 import msgspec
 import torch
+from torch.overrides import TorchFunctionMode
 
 from amp_fuzz import reference
 from amp_fuzz.backends.harness import Observation, quiet
-from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.cases.case import Case, Plan
 from amp_fuzz.cases.program import Program
+from amp_fuzz.findings import remedies
 from amp_fuzz.findings.notes import under_policies
-from amp_fuzz.findings.remedies import lacking
 from amp_fuzz.interfaces.check.adapters import Checked
+from amp_fuzz.interfaces.check.call import Names, call, user_line
+from amp_fuzz.interfaces.check.trees import mapped
 from amp_fuzz.oracle.errors import refuses
 from amp_fuzz.reference import load_table, tabled_devices
 
 __all__ = ["elsewhere", "remedy", "runs_without"]
 
-_HALVES = ("bfloat16", "float16")
-
 
 def runs_without(checked: Checked, plan: Plan) -> bool:
     """Return whether the call runs with autocast off, in contexts of its own too."""
     base = checked.reference()
-    plain = msgspec.structs.replace(plan, contexts=())
-    return _runs(replace(base, runtime=replace(base.runtime, autocast=_Off)), plain)
+    off = replace(base, runtime=replace(base.runtime, autocast=_Off))
+    with quiet():
+        return off.run(_case(msgspec.structs.replace(plan, contexts=()))).raised is None
 
 
 def remedy(checked: Checked, plan: Plan, seen: Observation) -> tuple[str, tuple[str, ...]]:
@@ -44,56 +43,58 @@ def remedy(checked: Checked, plan: Plan, seen: Observation) -> tuple[str, tuple[
     seen: the call under the reference, which raised.
     """
     assert seen.raised is not None
-    at = f"{seen.raised.text}" if seen.raised.text else "the line that raises"
+    at = seen.raised.text
     if refuses(seen):
-        return f"Call at {at} what the error names instead, which autocast allows.", ()
-    if said := _decorated(checked, plan):
-        return said, ()
+        there = at or "the line that raises"
+        return f"Call at {there} what the error names instead, which autocast allows.", ()
+    found = remedies.remedy(_case(plan), checked.reference())
+    if found is not None and found.kind in ("decorate", "backward"):
+        return f"{found.advice}.", ()
     devices = _devices(checked, plan)
     there = f"; with the policies of {', '.join(devices)} it runs unchanged" if devices else ""
-    for dtype in _HALVES if plan.contexts and checked.values else ():
-        contexts = tuple(msgspec.structs.replace(c, dtype=dtype) for c in plan.contexts)
-        other = msgspec.structs.replace(plan, contexts=contexts)
-        if other != plan and _runs(checked.reference(), other):
-            return f"Use {dtype} as autocast's dtype: it then runs{there}.", devices
-    advice = f"Run {at} under autocast(enabled=False), on inputs cast to float32{there}."
-    return advice, devices
+    if found is not None and found.kind == "dtype":
+        return f"{found.advice}{there}.", devices
+    if _runs_apart(checked, plan, at):
+        advice = f"Run {at} under autocast(enabled=False), on inputs cast to float32"
+    else:  # as `runs_without` did
+        own = "" if plan.contexts else ", its own contexts off too"
+        advice = f"Call {checked.subject.name} under autocast(enabled=False){own}"
+    return f"{advice}{there}.", devices
 
 
-def _decorated(checked: Checked, plan: Plan) -> str:
-    """Return how to decorate an autograd Function of the callable, if it then runs, or ""."""
-    for dtype, options in ((None, ""), (torch.float32, "(cast_inputs=torch.float32)")):
-        with _decorating(checked.device, dtype) as names:
-            runs = _runs(checked.reference(), plan)
-        if runs and names:
-            return (
-                f"Decorate {' and '.join(names)}: forward with torch.amp.custom_fwd{options}, "
-                "backward with torch.amp.custom_bwd; it then runs."
-            )
-    return ""
+def _runs_apart(checked: Checked, plan: Plan, at: str) -> bool:
+    """Return whether the call runs if one line of it does so without autocast, in float32."""
+
+    def invoke(*args: Any, **kwargs: Any) -> Any:
+        with _Apart(at, checked.device):
+            return checked.subject.function(*args, **kwargs)
+
+    runtime = checked.reference().runtime
+    with quiet():
+        seen = call(checked.subject, runtime, plan, Names(), invoke=invoke, redirect=True)
+    return seen.raised is None
 
 
-@contextmanager
-def _decorating(device: str, cast: torch.dtype | None) -> Iterator[dict[str, None]]:
-    """Decorate each Function that lacks it where it is applied; return their names."""
-    honest: Any = torch.autograd.Function.__dict__["apply"]
-    names: dict[str, None] = {}
+class _Apart(TorchFunctionMode):
+    """Calls what one line calls of torch without autocast, on inputs cast to float32."""
 
-    @cache
-    def made(cls: Any) -> Any:
-        forward = reference.custom_fwd(device_type=device, cast_inputs=cast)(cls.forward)
-        backward = reference.custom_bwd(device_type=device)(cls.backward)
-        body = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-        return type(cls.__name__, (cls,), body)
+    def __init__(self, at: str, device: str) -> None:
+        super().__init__()
+        self.at, self.device = at, device
 
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if cls.__module__.partition(".")[0] != "torch" and lacking(cls):
-            names[cls.__qualname__] = None
-            cls = made(cls)
-        return honest.__get__(None, cls)(*args, **kwargs)
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if user_line() != self.at:
+            return func(*args, **(kwargs or {}))
+        with reference.autocast(self.device, enabled=False):
+            given, named = mapped(_single, (args, kwargs or {}))
+            return func(*given, **named)
 
-    with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
-        yield names
+
+def _single(value: Any) -> Any:
+    halves = (torch.float16, torch.bfloat16)
+    return value.float() if isinstance(value, torch.Tensor) and value.dtype in halves else value
 
 
 def _devices(checked: Checked, plan: Plan) -> tuple[str, ...]:
@@ -118,11 +119,6 @@ class _Off(reference.autocast):
 
     def __init__(self, device_type: str, *args: Any, **kwargs: Any) -> None:
         super().__init__(device_type, enabled=False)
-
-
-def _runs(runtime: ReferenceRuntime, plan: Plan) -> bool:
-    with quiet():
-        return runtime.run(_case(plan)).raised is None
 
 
 def _case(plan: Plan) -> Case:

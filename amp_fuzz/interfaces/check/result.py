@@ -27,13 +27,14 @@ __all__ = [
     "row",
 ]
 
-Outcome: TypeAlias = Literal["agrees", "diverges", "raises", "unjudged"]
+Outcome: TypeAlias = Literal["agrees", "diverges", "raises", "stale", "unjudged"]
 Status: TypeAlias = Literal[
     "agreed",
     "known",
     "backend",
     "diverged",
     "fails",
+    "stale",
     "unjudged",
     "raised",
     "leaked",
@@ -125,7 +126,8 @@ class Ran:
 
     status: ``agreed``; ``known``: every difference is explained; ``backend``: it differs in the
     same way without autocast; ``diverged``; ``fails``: it raises alike on both sides under
-    autocast, and runs without; ``unjudged``: less than half of its values could be judged;
+    autocast, and runs without; ``stale``: it differs because a weight changes inside a context and
+    is used through its old cast; ``unjudged``: less than half of its values could be judged;
     ``raised``: it raises alike on both sides, without autocast too; ``leaked``: it leaves torch's
     state changed on both sides; ``nothing``: there was nothing to compare; ``skipped``: the backend
     cannot call it. values, gradients: how many were compared. share: how many of its values were
@@ -186,6 +188,7 @@ WORDS = {
     "backend": "differs without autocast too: not autocast's",
     "diverged": "DIVERGES",
     "fails": "RAISES under autocast",
+    "stale": "DEPENDS ON THE WEIGHT CACHE",
     "unjudged": "not judged",
     "raised": "raises",
     "leaked": "leaves state changed",
@@ -196,6 +199,7 @@ _HEADS = {
     "agrees": "agrees",
     "diverges": "DIVERGES",
     "raises": "RAISES UNDER AUTOCAST",
+    "stale": "DEPENDS ON THE WEIGHT CACHE",
     "unjudged": "CANNOT BE JUDGED",
 }
 
@@ -217,13 +221,15 @@ class CheckResult:
 
     @property
     def verdict(self) -> Outcome:
-        """``agrees``, ``diverges``, ``raises`` or ``unjudged``.
+        """``agrees``, ``diverges``, ``raises``, ``stale`` or ``unjudged``.
 
         ``diverges``: some backend differs from the reference, no known finding explains it, and
         the backend does not differ so without autocast.
         ``raises``: none does, but under some autocast the callable raises on both sides, and it
-        runs without autocast. ``unjudged``: neither, but some run raised, left state changed,
-        compared nothing or judged less than half of its values, or no backend could call it.
+        runs without autocast. ``stale``: neither, but a weight changes inside an autocast context
+        and is used through its old cast, where some backend casts it again. ``unjudged``: none of
+        these, but some run raised, left state changed, compared nothing or judged less than half of
+        its values, or no backend could call it.
         ``agrees``: every run agreed, is known, or differs without autocast too.
         """
         called = [run.status for run in self.runs if run.status != "skipped"]
@@ -231,6 +237,8 @@ class CheckResult:
             return "diverges"
         if "fails" in called:
             return "raises"
+        if "stale" in called:
+            return "stale"
         return "agrees" if called and {*called} <= {"agreed", "known", "backend"} else "unjudged"
 
     @property
@@ -250,8 +258,9 @@ class CheckResult:
             if any(found.commands for found in self.divergences):
                 return _REPORT
             return _COMPARE
-        runs = sorted(self.runs, key=lambda run: run.status != "fails")
-        return next((run.advice for run in runs if run.advice), _CHOOSE)
+        runs = sorted(self.runs, key=lambda run: (run.status != "fails", run.status != "stale"))
+        other = "" if any(run.backend == _ANY for run in runs) else f", such as {_ANY}"
+        return next((run.advice for run in runs if run.advice), _CHOOSE.format(other))
 
     def __bool__(self) -> bool:
         return self.ok
@@ -337,6 +346,5 @@ _REPORT = "Run the commands after `next`: they shrink the case and write a scrip
 _COMPARE = (
     "Call the code named below by hand, with and without that backend, and report the difference."
 )
-_CHOOSE = (
-    "Choose a backend that can call it, such as eager-cpu: the lines above say why others cannot."
-)
+_ANY = "eager-cpu"
+_CHOOSE = "Choose a backend that can call it{}: the lines above say why others cannot."

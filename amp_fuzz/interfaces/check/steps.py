@@ -22,12 +22,12 @@ from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.config import judging_options
 from amp_fuzz.findings.explicit_form import explicit_form
 from amp_fuzz.findings.guilty import fingerprint
-from amp_fuzz.interfaces.check import messages
+from amp_fuzz.interfaces.check import messages, stale
 from amp_fuzz.interfaces.check.adapters import Checked, refusal
 from amp_fuzz.interfaces.check.fork import Died
 from amp_fuzz.interfaces.check.judging import Judged, judged, others
 from amp_fuzz.interfaces.check.locate import Place, locate, locate_crash
-from amp_fuzz.interfaces.check.notes import not_restored, notes_of, raising
+from amp_fuzz.interfaces.check.notes import not_restored, notes_of, raising, stale_notes
 from amp_fuzz.interfaces.check.remedy import remedy, runs_without
 from amp_fuzz.interfaces.check.result import Diverged, Ran, Status
 from amp_fuzz.interfaces.check.subject import Subject
@@ -171,11 +171,21 @@ def _run(asked: Asked) -> Iterator[Ran]:
 
 
 def _compared(asked: Asked, checked: Checked) -> Iterator[Ran]:
-    reason = refusal(asked.backend, asked.subject) or unsupported(asked.backend, asked.contexts)
-    if reason:
+    if reason := refusal(asked.backend, asked.subject):
         yield asked.ran("skipped", reason)
         return
+    if reason := unsupported(asked.backend, asked.contexts):
+        dtypes = load_table(asked.backend.device).supported_dtypes
+        yield asked.ran("skipped", reason, advice=messages.dtypes(dtypes))
+        return
     found = judged(checked, asked.plan, asked.known)
+    notes = tuple(stale_notes(checked, found))
+    for ran in _told(asked, checked, found):
+        yield replace(ran, notes=(*notes, *ran.notes))
+
+
+def _told(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
+    """Yield the result of a call that was judged."""
     if found.verdict.divergence is not None:
         yield from _divergence(asked, checked, found)
         return
@@ -260,6 +270,9 @@ def _divergence(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
         divergence = replace(divergence, told=told)
         yield asked.ran("known", verdict.known, divergence=divergence, **counts)
         return
+    if found.stale and _casts_again(asked, checked):
+        yield asked.ran("stale", messages.AGAIN, advice=stale.ADVICE, **counts)
+        return
     partial = facts_of(asked.backend).partial
     if partial and (said := _raised_alone(asked, found)):
         yield asked.ran("skipped", f"{partial} raises without autocast too: {said}")
@@ -288,6 +301,18 @@ def _divergence(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
         place = locate(checked, found, asked.known, divergence.kind, asked.seconds)
         divergence = _placed(divergence, place, checked, asked.store)
         yield ran()
+
+
+def _casts_again(asked: Asked, checked: Checked) -> bool:
+    """Return whether all values agree if the reference casts a weight again after it changed.
+
+    An exact backend keeps casts as the reference does: one that does not, diverges.
+    """
+    if checked.exact:
+        return False
+    again = Checked(asked.subject, asked.backend, again=True)
+    verdict = judged(again, asked.plan, asked.known, confirm=False).verdict
+    return verdict.outcome in ("agreed", "known", "backend") and not verdict.unjudged
 
 
 def _diverged(asked: Asked, checked: Checked, found: Judged) -> Diverged:

@@ -80,7 +80,7 @@ class Subject:
                     f"{name or type(module).__name__}.{lazy[0]} has no shape yet: call the lazy "
                     "module once before it is checked"
                 )
-        return cls(
+        made = cls(
             function,
             tuple(args),
             kwargs,
@@ -93,6 +93,13 @@ class Subject:
             held.generators,
             held.caches,
         )
+        for name, tensor in (made.inputs() | made.state()).items():
+            if tensor.is_meta:
+                raise CheckError(
+                    f"{name} is on the meta device, where tensors have no values: make it on the "
+                    "CPU (module.to_empty(device='cpu'), then load or initialise its weights)"
+                )
+        return made
 
     @property
     def name(self) -> str:

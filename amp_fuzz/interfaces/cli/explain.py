@@ -40,9 +40,9 @@ def explain(case: str, backend: str | None, **given: Any) -> int:
     """Show where a case first diverges, by how much, and which casts make the difference.
 
     Shows each statement with the casts that autocast should make, and its value under the reference
-    and on the backend. Then runs the reference with one cast left out, or one call under another
-    policy. If such a run agrees with the backend, it shows what the backend did. Exits with 1 if
-    the case diverges and no known finding explains it.
+    and on the backend. Then runs the reference without the weight cache, with one cast left out, or
+    with one call under another policy. If such a run agrees with the backend, it shows what the
+    backend did. Exits with 1 if the case diverges and no known finding explains it.
     """
     chosen = resolve_options(given).options
     job = job_of(case, store_at(chosen.store), backend)
@@ -141,7 +141,7 @@ def _flips(found: Explained, known: Sequence[Known]) -> Iterator[str]:
     if not found.flips:
         yield from _wrapped(
             f"no single cast explains it: {some} runs of the reference, each with one cast left "
-            "out or one call under another policy, disagree with the backend too",
+            "out, one call under another policy or no weight cache, disagree with the backend too",
             "",
         )
         return

@@ -270,10 +270,10 @@ class FuzzItem(pytest.Item):
 class Outcome:
     """The result of an item.
 
-    diverged: new diverging cases by the fingerprint of a cause. own: cases that differ in the same
-    way without autocast; found: the findings of these. cut: the time was up before all
-    ran. recorded: the worker recorded the end. notes: of each case. noted: by group, the note with
-    the smallest case, if this item met it.
+    diverged: new diverging cases, each by the fingerprint of its first cause. own: cases that
+    differ in the same way without autocast; found: the findings of these. cut: the time was up
+    before all ran. recorded: the worker recorded the end. notes: of each case. noted: by group, the
+    note with the smallest case, if this item met it.
     """
 
     cases: int = 0
@@ -300,7 +300,7 @@ class Outcome:
             if event.outcome == "backend":
                 self.own += 1
             else:
-                self.diverged.update(event.groups)
+                self.diverged.update(event.groups[:1])
             self.notes += event.notes
             self.noted.update({record.note.group: record for record in event.noted})
         elif isinstance(event, Finding):
@@ -361,7 +361,7 @@ def show(outcome: Outcome, run: Run) -> str:
     titles = [title(record) for record in outcome.new]
     lines = [f"{plural(len(titles), 'new finding')}: {', '.join(titles)}"]
     if not titles:
-        cases = plural(max(outcome.diverged.values()), "case")
+        cases = plural(outcome.diverged.total(), "case")
         lines = [f"{cases} diverged like findings of other items"]
     lines[0] += f" ({plural(outcome.cases, 'case')}, seed {run.settings.seed})"
     for record in outcome.new:

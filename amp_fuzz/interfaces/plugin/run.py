@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -64,8 +63,7 @@ class Run:
 
     def begin(self) -> None:
         """Start the clock on the first call: the project's own tests take none of our time."""
-        if self.settings.deadline == math.inf:
-            self.settings = timed(self.settings)
+        self._begin()
 
     @property
     def over(self) -> str:
@@ -84,12 +82,12 @@ class Run:
     def _begin(self) -> Supervisor:
         """Return the supervisor; the first call makes the run's folder. Raises `StoreError`."""
         if self._supervisor is None:
-            self.begin()
             # Every process writes the same head: the first one makes the run.
             with ExitStack() as opened:
                 opened.enter_context(self.store.running(self.record, self.label))
                 supervisor = Supervisor(self.settings, self.store, self.record.id, label=self.label)
                 opened.callback(supervisor.close)
+                self.settings = supervisor.settings = timed(self.settings)
                 self._supervisor, self._open = supervisor, opened.pop_all()
         return self._supervisor
 

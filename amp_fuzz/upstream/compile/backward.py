@@ -139,13 +139,6 @@ def _inside(case: Case) -> Case:
     return case.with_plan(backward="inside", backward_context=None)
 
 
-def _never_reentrant(semantics: Semantics) -> Semantics:
-    def checkpoint(function: Any, *args: Any, use_reentrant: bool, **how: Any) -> Any:
-        return semantics.checkpoint(function, *args, use_reentrant=False, **how)
-
-    return replace(semantics, checkpoint=checkpoint)
-
-
 class _Compiled:
     """What is known of the program that ran last. It may have run in another thread.
 
@@ -305,55 +298,6 @@ BUGS = (
                     ),
                 )
                 for reentrant in (False, True)
-            ),
-        ),
-    ),
-    Bug(
-        id="compile-checkpoint-zeros",
-        what="a weight that goes into a reentrant checkpoint, but into none of its used results, has no gradient when compiled",
-        why="in eager all its results require grad, and zeros come back; dynamo makes every checkpoint one that is not reentrant",
-        torch=">=2.7",
-        seen="2.15.0",
-        backends=("compile[*",),
-        imitation=Imitation(semantics=_never_reentrant),
-        examples=(
-            Example(
-                "compile[eager]",
-                case(
-                    [x("x0"), x("w1")],
-                    under(
-                        Checkpoint(use_reentrant=True),
-                        call("le", "x0", "w1"),
-                        call("add", "x0", "x0", to="v1"),
-                    ),
-                    contexts=(),
-                ),
-            ),
-            Example(
-                "compile[eager]",
-                case(
-                    [x("x0"), x("w1")],
-                    under(
-                        Checkpoint(use_reentrant=True),
-                        call("le", "x0", "w1"),
-                        call("add", "x0", "x0", to="v1"),
-                    ),
-                    call("neg", "x0", form="out", out="v1", to="v2"),
-                    contexts=(),
-                ),
-            ),
-            Example(
-                "compile[eager]",
-                case(
-                    [x("x0"), x("w1")],
-                    under(
-                        Checkpoint(use_reentrant=True),
-                        call("logaddexp", "w1", "w1"),
-                        call("add", "x0", "x0", to="v1"),
-                    ),
-                    returns=("v1",),
-                    contexts=(),
-                ),
             ),
         ),
     ),

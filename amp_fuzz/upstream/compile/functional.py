@@ -32,8 +32,6 @@ it assigns the ranks to its own variable. Not reported when this was written.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -41,10 +39,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_fuzz.backends.imitation import Imitation, inside
-from amp_fuzz.cases.build import call, case, under, x
+from amp_fuzz.cases.build import call, case, x
 from amp_fuzz.cases.case import Case
-from amp_fuzz.cases.program import InferenceMode, Statement, TensorSpec
-from amp_fuzz.patching import patched
+from amp_fuzz.cases.program import Statement, TensorSpec
 from amp_fuzz.reference import dispatch
 from amp_fuzz.reference.calls import Call, Treatment
 from amp_fuzz.reference.semantics import Semantics
@@ -131,21 +128,6 @@ def _composite_outs() -> frozenset[str]:
     )
 
 
-@contextmanager
-def _ranks() -> Iterator[None]:
-    """Leave the ``out=`` of ``matrix_rank`` as it is, and return it."""
-    honest: Callable[..., torch.Tensor] = torch.linalg.matrix_rank
-
-    def matrix_rank(*args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
-        if out is None:
-            return honest(*args, **kwargs)
-        honest(*args, out=torch.empty_like(out), **kwargs)  # it may raise
-        return out
-
-    with patched(torch.linalg, "matrix_rank", matrix_rank):
-        yield
-
-
 def _converted(one: Statement, *outs: TensorSpec) -> Case:
     """Call an op with an ``out=`` of another dtype, which eager refuses."""
     return case([x("x0", 3), x("x1", 3), *outs], one, contexts=(), backward="none")
@@ -198,33 +180,6 @@ BUGS = (
                 ),
             ),
             *(Example(AOT, _converted(*how)) for how in _CONVERTED),
-        ),
-    ),
-    Bug(
-        id="compile-matrix-rank",
-        what="torch.linalg.matrix_rank(x, out=b) does not write b in a compiled program",
-        why="its composite kernel assigns to its own variable where out= is a tensor of a subclass or a wrapper",
-        torch=">=2.7",
-        seen="2.15.0",
-        backends=(
-            "compile[aot_*",
-            "compile[inductor*",
-            "export[decomposed]",
-        ),
-        imitation=Imitation(wrap=inside(_ranks)),
-        examples=(
-            Example(
-                AOT,
-                case(
-                    [x("x0", 3, 3), x("b1", dtype="int64")],
-                    under(
-                        InferenceMode(),
-                        call("linalg.matrix_rank", "x0", form="out", out="b1", to="v1"),
-                    ),
-                    contexts=(),
-                    backward="none",
-                ),
-            ),
         ),
     ),
 )

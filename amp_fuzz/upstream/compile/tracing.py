@@ -68,6 +68,8 @@ when compiled. We found no report.
 Stage aot_eager. In one context eager uses the cast of a weight again, even after the weight was
 updated in place, until the outermost context ends (documented for `cache_enabled`). AOTAutograd
 traces with the cache disabled and has the casts in its graphs: a second step sees the new weight.
+A program that itself changes a weight inside a context depends on the cache: `amp_fuzz.check` says
+so, with the verdict ``stale``.
 
 ## compile-views: a view made under no_grad has a grad_fn
 
@@ -81,73 +83,22 @@ compiled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amp_fuzz.backends.imitation import Imitation, Program, inside
-from amp_fuzz.cases.build import call, case, under, x
-from amp_fuzz.cases.case import CUSTOM_OPS, Case
-from amp_fuzz.cases.program import NoGrad
-from amp_fuzz.patching import patched
+from amp_fuzz.backends.imitation import Imitation, inside
+from amp_fuzz.cases.build import call, case, x
 from amp_fuzz.reference import dispatch
 from amp_fuzz.reference.cache import own_cache
 from amp_fuzz.upstream.bug import Bug, Example
-from amp_fuzz.upstream.compile.handed_on import handed_on
 
 __all__ = ["BUGS"]
 
 AOT = "compile[aot_eager]"
 
 
-def _forgetting(program: Program, case: Case) -> Program:
-    """Return a program that returns the ``out=`` of ``chain_matmul``, to which nothing is written."""
-
-    def run(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        honest: Callable[..., torch.Tensor] = torch.chain_matmul
-        forgotten: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-        def chain_matmul(*matrices: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-            product = honest(*matrices)
-            if out is not None:
-                forgotten[id(product)] = out, product
-            return product
-
-        with patched(torch, "chain_matmul", chain_matmul):
-            outputs = program(*inputs)
-        return tuple(forgotten.get(id(o), (o,))[0] for o in outputs)
-
-    return run
-
-
 # -- the backward pass ---------------------------------------------------------------------------
-
-
-def _traced(program: Program, case: Case) -> Program:
-    own = case.plan.backward == "none" and case.plan.entry not in CUSTOM_OPS
-    return _differentiated(program) if own else program
-
-
-def _traced_op(op: Program, case: Case) -> Program:
-    return _differentiated(op) if case.plan.backward == "none" else op
-
-
-def _differentiated(function: Program) -> Program:
-    """Return a function that runs its backward pass for the error that this may raise."""
-
-    def run(*inputs: torch.Tensor) -> Sequence[torch.Tensor]:
-        outputs: Sequence[torch.Tensor] = function(*inputs)
-        made = [output for output in outputs if output.requires_grad]
-        weights = [x for x in inputs if x.requires_grad]
-        if made and weights and torch.is_grad_enabled():
-            ones = [torch.ones_like(output) for output in made]
-            torch.autograd.grad(made, weights, ones, retain_graph=True, allow_unused=True)
-        return outputs
-
-    return run
 
 
 # -- the ops of a graph --------------------------------------------------------------------------
@@ -166,145 +117,11 @@ class _Uncast(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
 
 
-@contextmanager
-def _dropouts() -> Iterator[None]:
-    """Copy the tensor that eager's dropout returns as it is."""
-    honest: Callable[..., torch.Tensor] = torch.dropout
-
-    def dropout(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        made = honest(x, *args, **kwargs)
-        return made.clone() if made is x else made
-
-    with (
-        patched(torch, "dropout", dropout),
-        patched(torch._VF, "dropout", dropout),  # what torch.nn.functional calls
-    ):
-        yield
-
-
 # -- views ---------------------------------------------------------------------------------------
-
-
-def _with_views(program: Program, case: Case) -> Program:
-    """Return a program that makes the views that it returns again, with grad."""
-
-    def run(*inputs: torch.Tensor) -> Sequence[torch.Tensor]:
-        outputs: Sequence[torch.Tensor] = program(*inputs)
-        return tuple(map(_again, outputs)) if torch.is_grad_enabled() else outputs
-
-    return run
-
-
-def _again(output: torch.Tensor) -> torch.Tensor:
-    """Return a view made under ``no_grad`` as one made with grad."""
-    base = output._base
-    if base is None or not (output.requires_grad and output.grad_fn is None):
-        return output
-    return base.as_strided(output.shape, output.stride(), output.storage_offset())
-
-
-def _viewed(scaler: bool) -> Case:
-    """Return a view of a result, whose gradient eager refuses or, scaled, leaves out."""
-    return case(
-        [x("x0", 2, 2), x("w1", 2, 2)],
-        call("mm", "x0", "w1"),
-        under(NoGrad(), call("unsqueeze", "v0", -1, form="method", to="v1")),
-        contexts=(),
-        scaler=scaler,
-    )
 
 
 # Each wraps the program that the one before it has wrapped.
 BUGS = (
-    Bug(
-        id="compile-functions",
-        what="l1_loss forgets its weight, chain_matmul its out=, where modes of torch functions are on: in a compiled program, on torchax",
-        why="these Python functions do not hand them on to handle_torch_function",
-        link="https://github.com/pytorch/pytorch/pull/193003",
-        torch=">=2.7",
-        seen="2.15.0",
-        backends=(
-            "compile[aot_*",
-            "compile[inductor*",
-            "export*",
-            "torchax*",
-        ),
-        imitation=Imitation(wrap=inside(handed_on)),
-        examples=(
-            Example(
-                AOT,
-                case(
-                    [x("x0", 3), x("x1", 3), x("x2", 3, domain="positive")],
-                    call("l1_loss.weight", "x0", "x1", weight="x2", reduction="sum"),
-                    backward="none",
-                ),
-            ),
-        ),
-    ),
-    Bug(
-        id="compile-chain-matmul",
-        what="chain_matmul returns its out= as it was in a compiled program",
-        why="the Python function does not hand its out= on to handle_torch_function; dynamo returns it all the same",
-        link="https://github.com/pytorch/pytorch/pull/193003",
-        torch=">=2.7",
-        seen="2.15.0",
-        backends=("compile[aot_*", "compile[inductor*"),
-        ops=("chain_matmul",),
-        imitation=Imitation(wrap=_forgetting),
-        examples=(
-            Example(
-                AOT,
-                case(
-                    [x("x0", 2, 2), x("x1", 2, 2), x("b2", 2, 2)],
-                    call("chain_matmul", "x0", "x1", form="out", out="b2"),
-                    contexts=(),
-                    backward="none",
-                ),
-            ),
-        ),
-    ),
-    Bug(
-        id="compile-traced-backward",
-        what="a compiled program raises the error of a backward pass that is not run",
-        why="AOTAutograd traces the backward pass with the forward",
-        torch=">=2.7",
-        seen="2.15.0",
-        backends=(
-            "compile[aot_*",
-            "compile[inductor*",
-        ),
-        imitation=Imitation(wrap=_traced, wrap_op=_traced_op),
-        examples=(
-            Example(
-                "compile[aot_eager]",
-                case(
-                    [x("x0"), x("w1", 1, 1)],
-                    call("linalg.ldl_factor", "w1", to="v0 v1"),
-                    contexts=(),
-                    backward="none",
-                ),
-            ),
-            Example(
-                AOT,
-                case(
-                    [x("w0", 2, 2)],
-                    call("linalg.cond.p_str", "w0", p="fro"),
-                    contexts=(),
-                    backward="none",
-                ),
-            ),
-            Example(
-                AOT,
-                case(
-                    [x("w0", 3), x("x1", 1)],
-                    call("aminmax", "w0", dim=0, keepdim=True, to="v0 v1"),
-                    call("mul", "v0", "x1", form="inplace", to="v2"),
-                    contexts=(),
-                    backward="none",
-                ),
-            ),
-        ),
-    ),
     Bug(
         id="compile-kernels",
         what="what the kernel of an op calls is not cast in a compiled program, nor a composite op in inference_mode",
@@ -318,40 +135,6 @@ BUGS = (
         ),
         imitation=Imitation(wrap=inside(_Uncast)),
         examples=(Example(AOT, case([x("x0", 4, 4)], call("linalg.pinv", "x0"), backward="none")),),
-    ),
-    Bug(
-        id="compile-dropout",
-        what="a dropout that drops nothing returns a copy in a compiled program, its input in eager: what is written is another tensor",
-        why="the decomposition clones",
-        torch=">=2.7,<2.15",
-        seen="2.13.0",
-        backends=(
-            "compile[aot_*",
-            "compile[inductor*",
-        ),
-        imitation=Imitation(wrap=inside(_dropouts)),
-        examples=(
-            Example(
-                AOT,
-                case(
-                    [x("x0", 3), x("w1", 3)],
-                    under(NoGrad(), call("dropout", "w1", p=0.0, training=True)),
-                    contexts=(),
-                ),
-            ),
-            Example(
-                AOT,
-                case(
-                    [x("x0", 3)],
-                    call("neg", "x0"),
-                    call("dropout", "v0", p=0.5, training=False, to="v1"),
-                    call("exp2", "v1", form="inplace", to="v2"),
-                    returns=("v0", "v2"),
-                    contexts=(),
-                    backward="none",
-                ),
-            ),
-        ),
     ),
     Bug(
         id="compile-weight-cache",
@@ -371,29 +154,6 @@ BUGS = (
                     [x("x0", 2, 2), x("w1", 2, 2)], call("mm", "x0", "w1"), steps=2, loop="inside"
                 ),
             ),
-        ),
-    ),
-    Bug(
-        id="compile-views",
-        what="a view made under no_grad, of what requires grad, has a grad_fn when a compiled program returns it",
-        why="AOTAutograd makes the views that a graph returns again from their base, with grad enabled",
-        torch=">=2.7",
-        seen="2.15.0",
-        backends=(
-            "compile[aot_*",
-            "compile[inductor*",
-        ),
-        imitation=Imitation(wrap=_with_views),
-        examples=(
-            Example(
-                AOT,
-                case(
-                    [x("x0", 2, 2), x("w1", 2, 2)],
-                    call("mm", "x0", "w1"),
-                    under(NoGrad(), call("unsqueeze", "w1", -1, form="method", to="v1")),
-                ),
-            ),
-            *(Example(AOT, _viewed(scaler), wrong="mm") for scaler in (False, True)),
         ),
     ),
 )

@@ -167,7 +167,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -220,11 +219,16 @@ def _key_of_weight(weight: torch.Tensor, to: torch.dtype) -> Hashable:
 
 
 def _in_any_mode(semantics: Semantics) -> Semantics:
-    return replace(semantics, caches=cacheable, cached_cast=_cast_as_is)
+    """Return rules that cache whatever the mode; inference mode is below autograd."""
+
+    def keeps_below() -> bool:
+        return torch.is_inference_mode_enabled() or semantics.keeps_below()
+
+    return replace(semantics, caches=cacheable, cached_cast=_cast_as_is, keeps_below=keeps_below)
 
 
 def _of_bodies(semantics: Semantics) -> Semantics:
-    return replace(semantics, body_cache=lambda state: nullcontext())
+    return replace(semantics, keeps_below=lambda: True)
 
 
 def _of_thread(semantics: Semantics) -> Semantics:

@@ -110,48 +110,13 @@ as equal; the entry covers the error.
 
 from __future__ import annotations
 
-from amp_fuzz.backends.imitation import Imitation
 from amp_fuzz.cases.build import call, case, under, x
 from amp_fuzz.cases.program import Checkpoint
 from amp_fuzz.upstream.bug import Bug, Example
-from amp_fuzz.upstream.torchax.rules import cutting
 
 __all__ = ["BUGS"]
 
 BUGS = (
-    Bug(
-        id="torchax-cut-graph",
-        what="linear, einsum, indexing, flatten, to(dtype) and a dozen more functions cut the graph of torch's own autograd: tensors before them get no gradient",
-        why="torchax computes these functions in JAX as soon as they are called, above autograd, and wraps the result in a new tensor",
-        torch=">=2.7",
-        seen="2.13.0",
-        backends=("torchax[autograd]",),
-        imitation=Imitation(wrap=cutting),
-        examples=(
-            Example(
-                "torchax[autograd]",
-                case([x("x0", 2, 2), x("w1", 2, 2)], call("flatten", "w1", form="method")),
-            ),
-        ),
-    ),
-    Bug(
-        id="torchax-layer-norm-backward",
-        what="the backward pass of layer_norm by torch's own autograd raises TypeError",
-        why="the lowering of native_layer_norm_backward takes six arguments, but the op has eight, and it calls a function that JAX does not have",
-        torch=">=2.7",
-        seen="2.13.0",
-        backends=("torchax[autograd]",),
-        ops=("*",),
-        kinds=("raise",),
-        where="if starts: torch.autograd.backward(*",
-        expected="^no error$",
-        observed="^TypeError: _aten_native_layer_norm_backward\\(\\) takes from 5 to 6 positional arguments but 8 were given$",
-        examples=(
-            Example(
-                "torchax[autograd]", case([x("w0", 2, 4)], call("layer_norm", "w0", [4])), wrong=""
-            ),
-        ),
-    ),
     Bug(
         id="torchax-checkpoint",
         what="torch.utils.checkpoint raises CheckpointError when torch's own backward pass recomputes on torchax",
@@ -170,84 +135,6 @@ BUGS = (
                 case(
                     [x("x0", 2, 2), x("w1", 2, 2)],
                     under(Checkpoint(), call("mm", "x0", "w1"), call("exp", "v0", to="v1")),
-                ),
-                wrong="",
-            ),
-        ),
-    ),
-    Bug(
-        id="torchax-backward-sizes",
-        what="a backward pass by torch's own autograd raises, because a shape is not the one that autograd recorded",
-        why="in-place changes of shape (squeeze_ in matmul, transpose_ in recurrent modules, unsqueeze_ in quantile) do not change the sizes that autograd sees; copy_ takes the shape of its source",
-        torch=">=2.7",
-        seen="2.13.0",
-        backends=("torchax[autograd]",),
-        ops=("*",),
-        kinds=("raise",),
-        where="if starts: torch.autograd.backward(*",
-        expected="^no error$",
-        observed="^RuntimeError: (Function torch::autograd::CopyBackwards returned an )?invalid gradient at index \\d+ - got \\[[\\d, ]*\\] but expected shape compatible with \\[[\\d, ]*\\]$",
-        bare="diverges",
-        examples=(
-            Example(
-                "torchax[autograd]",
-                case([x("x0", 3), x("w1", 3, 4)], call("matmul", "x0", "w1"), contexts=()),
-                wrong="",
-            ),
-        ),
-    ),
-    Bug(
-        id="torchax-backward-raises",
-        what="torch's derivatives of single ops call functions that raise on torchax",
-        why="bugs of single lowerings: the page has a line for each op",
-        torch=">=2.7",
-        seen="2.13.0",
-        backends=("torchax[autograd]",),
-        ops=(
-            "div.mode",
-            "linalg.eig",
-            "linalg.eigh",
-            "linalg.eigvals",
-            "max_unpool1d",
-            "max_unpool2d",
-            "native_dropout",
-        ),
-        kinds=("raise",),
-        where="if starts: torch.autograd.backward(*",
-        expected="^no error$",
-        observed="^TypeError: _aten_fill\\(\\) got an unexpected keyword argument 'layout'$|^ValueError: dim1 and dim2 must be different and in range \\[0, \\d+\\]$|^RuntimeError: Expected Tensor but got None$|^IndexError: tuple index out of range$|^ValueError: not enough values to unpack \\(expected 2, got 0\\)$|^RuntimeError: leaf variable has been moved into the graph interior$",
-        bare="diverges",
-        examples=(
-            Example(
-                "torchax[autograd]",
-                case(
-                    [x("x0", 2, 2), x("w1", 2, 2)],
-                    call("div.mode", "w1", "x0", rounding_mode="floor"),
-                ),
-                wrong="",
-            ),
-        ),
-    ),
-    Bug(
-        id="torchax-zero-gradients",
-        what="GradScaler.unscale_ raises for a float16 weight that the outputs do not depend on",
-        why="jax.vjp gives zeros for an input that no output depends on; torch's autograd gives None",
-        torch=">=2.7",
-        seen="2.13.0",
-        backends=("torchax*",),
-        ops=("*",),
-        kinds=("raise",),
-        where="scaler.unscale_(optimizer)",
-        expected="^no error$",
-        observed="^ValueError: Attempting to unscale FP16 gradients.$",
-        examples=(
-            Example(
-                "torchax",
-                case(
-                    [x("w0", 2, 2, dtype="float16")],
-                    call("new_ones", "w0", [2, 2], form="method"),
-                    steps=1,
-                    scaler=True,
                 ),
                 wrong="",
             ),

@@ -1,7 +1,4 @@
-"""Imitations of how torchax casts ops and of the functions that it calls instead of them.
-
-One imitation covers several bugs, because the function that replaces an op depends on all of them.
-"""
+"""Imitations of how torchax's autocast treats ops, as one, since the bugs change the same rules."""
 
 from __future__ import annotations
 
@@ -18,19 +15,30 @@ from amp_fuzz.reference import dispatch
 from amp_fuzz.reference.calls import Call, Treatment
 from amp_fuzz.reference.casts import device_of
 from amp_fuzz.reference.semantics import Semantics
-from amp_fuzz.upstream.torchax import functions as torchax
 
-__all__ = ["RULES", "cutting", "imitation"]
+__all__ = ["RULES", "imitation"]
 
-RULES = frozenset(
-    {
-        *torchax.QUIRKS,
-        "torchax-composites",
-        "torchax-float64",
-        "torchax-torch-autocast",
-    }
-)
+RULES = frozenset({"torchax-composites", "torchax-float64", "torchax-torch-autocast"})
 """The bugs of torchax that change rules of autocast. One imitation may cover several of them."""
+
+OPAQUE = (
+    "cdist",
+    "corrcoef",
+    "einsum",
+    "linalg_matrix_power",
+    "linalg_pinv.atol_rtol_tensor",
+    "linalg_solve",
+    "linalg_svd",
+    "linalg_tensorsolve",
+    "linear",
+    "lu_solve",
+    "pad",
+    "svd",
+)
+"""Ops that torchax 0.0.13 implements as torch functions, without decomposing them.
+
+Source: torchax/ops/jtorch.py.
+"""
 
 
 def imitation(names: frozenset[str]) -> Imitation:
@@ -40,9 +48,9 @@ def imitation(names: frozenset[str]) -> Imitation:
         rules: dict[str, Callable[..., Any]] = {}
         if names & {"torchax-torch-autocast", "torchax-composites"}:
             rules["rule"] = _rule(names, semantics)
-        if functions := names & {*torchax.QUIRKS, "torchax-composites"}:
-            rules["extra"] = lambda: (*semantics.extra(), *torchax.names(functions))
-            rules["call"] = _call(names, semantics)
+        if "torchax-composites" in names:
+            rules["extra"] = lambda: (*semantics.extra(), *OPAQUE)
+            rules["call"] = _call(semantics)
         if "torchax-float64" in names:
             rules["eligible"] = lambda tensor, device: (
                 semantics.eligible(tensor, device)
@@ -63,16 +71,6 @@ def _intercepted(program: Callable[..., Any], case: Case) -> Callable[..., Any]:
     return intercepted
 
 
-def cutting(program: Callable[..., Any], case: Case) -> Callable[..., Any]:
-    """Cut the autograd graph of a program where torchax does."""
-
-    def cut(*inputs: Any) -> Any:
-        with torchax.Cutting():
-            return program(*inputs)
-
-    return cut
-
-
 def _rule(names: frozenset[str], semantics: Semantics) -> Callable[[Call], Treatment | None]:
     none = "torchax-torch-autocast" in names
     parts = "torchax-composites" in names
@@ -85,13 +83,9 @@ def _rule(names: frozenset[str], semantics: Semantics) -> Callable[[Call], Treat
     return rule
 
 
-def _call(names: frozenset[str], semantics: Semantics) -> Callable[[Call, Treatment | None], Any]:
-    parts = "torchax-composites" in names
-
+def _call(semantics: Semantics) -> Callable[[Call, Treatment | None], Any]:
     def call(one: Call, found: Treatment | None) -> Any:
-        one.function = torchax.made(one.name, names) or one.function
-        opaque = parts and one.name in torchax.OPAQUE
-        if opaque or (found is None and one.function is not one.overload):
+        if one.name in OPAQUE:
             with dispatch.exclude():
                 return one.function(*one.args, **one.kwargs)
         return semantics.call(one, found)

@@ -6,29 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 
 from amp_fuzz.cases.case import Case
-from amp_fuzz.cases.program import Program
 from amp_fuzz.patching import patched
 
-__all__ = ["Replaced", "changed", "lowered", "replaced", "within"]
+__all__ = ["Replaced", "lowered", "replaced"]
 
 Wrap: TypeAlias = Callable[[Any, Case], Any]
 
 Replaced: TypeAlias = tuple[tuple[Any, str, Callable[..., Any]], ...]
 """Functions: holder, name, and what makes another function of the one that is there."""
-
-
-def changed(change: Callable[[Program], Program]) -> Wrap:
-    """Run another program. A graph has the change already, and a custom op never has it."""
-    return lambda program, case: program.changed(change)
-
-
-def within(context: Callable[[], AbstractContextManager[Any]]) -> Wrap:
-    """Run each call in a context. A graph has no need of it."""
-    return lambda program, case: program.within(context)
 
 
 def lowered(**parts: bool) -> Wrap:
