@@ -23,6 +23,7 @@ from amp_fuzz.findings.supervision.processes import unforkable
 from amp_fuzz.interfaces.check import arguments, fork, locate
 from amp_fuzz.interfaces.check.fork import Apart, Died
 from amp_fuzz.records.store import load_finding
+from tests.check.faults import BrokenUnderAutocast
 from tests.check.test_models import Broken, kernels
 
 pytestmark = pytest.mark.skipif(bool(unforkable()), reason="needs forks")
@@ -41,7 +42,7 @@ def test_a_cut_out_case_that_crashes_torch_is_told_and_the_caller_lives(
         os.kill(os.getpid(), signal.SIGSEGV)
 
     monkeypatch.setattr(locate, "_verdict", dies)
-    wrong = Broken(patches=kernels({"aten.tanh.default": lambda op, x: op(x) * 2}))
+    wrong = BrokenUnderAutocast(patches=kernels({"aten.tanh.default": lambda op, x: op(x) * 2}))
     result = amp_fuzz.check(torch.tanh, torch.randn(3), backends=wrong)
     (run,) = result.runs
     assert run.status == "diverged"
@@ -259,7 +260,7 @@ def test_a_fork_that_computes_for_long_is_left_alone(monkeypatch: pytest.MonkeyP
 
 def _checks() -> str:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
-    wrong = Broken(patches=kernels({"aten.tanh.default": lambda op, x: op(x) * 2}))
+    wrong = BrokenUnderAutocast(patches=kernels({"aten.tanh.default": lambda op, x: op(x) * 2}))
     return str(amp_fuzz.check(model, torch.randn(3, 4), backends=["eager-cpu", wrong], store=None))
 
 

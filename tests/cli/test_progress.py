@@ -121,9 +121,9 @@ def test_the_table(clock: Clock) -> None:
         console.print(run.table())
     lines = [line.replace("━", "").replace("╸", "").split() for line in capture.get().splitlines()]
     assert lines == [
-        ["backend", "10", "s", "cases", "cases/s", "left", "known", "new"],
-        ["eager-cpu", "51/100", "5.0", "9.8", "s", "3", "0"],
-        ["fake-cuda", "100/100", "10.0", "done", "0", "1"],
+        ["backend", "10", "s", "cases", "cases/s", "left", "own", "known", "new"],
+        ["eager-cpu", "51/100", "5.0", "9.8", "s", "0", "3", "0"],
+        ["fake-cuda", "100/100", "10.0", "done", "0", "0", "1"],
     ]
     clock.now += 10  # what is done keeps its rate
     with console.capture() as capture:

@@ -178,7 +178,7 @@ def _compared(asked: Asked, checked: Checked) -> Iterator[Ran]:
         dtypes = load_table(asked.backend.device).supported_dtypes
         yield asked.ran("skipped", reason, advice=messages.dtypes(dtypes))
         return
-    found = judged(checked, asked.plan, asked.known)
+    found = judged(checked, asked.plan, asked.known, asks=bool(asked.contexts))
     notes = tuple(stale_notes(checked, found))
     for ran in _told(asked, checked, found):
         yield replace(ran, notes=(*notes, *ran.notes))
