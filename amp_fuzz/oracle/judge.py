@@ -71,15 +71,13 @@ class Judge:
 
     explain: knows bugs. relations: how many metamorphic relations to check on each case: ``none``,
     ``one`` (it changes from case to case) or ``all``. confirm: whether both sides run again before
-    a divergence is reported; off only if that happens later. asks: whether to ask if the backend
-    shows a divergence without autocast too; off only where the caller compares without it.
+    a divergence is reported; off only if that happens later.
     """
 
     backend: Backend
     explain: Explain = field(default_factory=Unexplained)
     relations: Literal["none", "one", "all"] = "one"
     confirm: bool = True
-    asks: bool = True
 
     def judge(self, case: Case) -> Verdict:
         """Run a case and compare; a divergence is confirmed before it is reported.
@@ -141,14 +139,14 @@ class Judge:
 
         The rest is confirmed and explained once more.
         """
-        rest, left, mine = _beside(trial, found) if self.asks else (trial, found, False)
+        rest, left, mine = _beside(trial, found)
         if left is None:
             return Explanation(found, OWN)
         said = self.explain(rest, left, confirmed=False)
         if said.known or said.divergence is None:
             return _joined(said, mine)
         left = confirmed(rest, said.divergence) if self.confirm else said.divergence
-        if left.kind == "nondeterminism" and self.asks:
+        if left.kind == "nondeterminism":
             rest, other, changing = _beside(trial, left)
             if other is None:
                 return Explanation(left, OWN)

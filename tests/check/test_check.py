@@ -498,7 +498,8 @@ def test_what_shows_without_autocast_too_is_not_autocasts() -> None:
     assert (result.verdict, result.divergences) == ("agrees", ())
     (found,) = result.own
     assert (found.module, found.op, found.known) == ("inner.1", "tanh", "backend")
-    assert "  eager-cpu, bfloat16  differs without autocast too: not autocast's" in str(result)
+    line = "  eager-cpu, bfloat16  differs without autocast too: not autocast's (bitwise)\n"
+    assert line in str(result)
     only = BrokenUnderAutocast(patches=twice)
     result = amp_fuzz.check(Tiny(), torch.ones(1, 2), backends=[only])
     assert (result.verdict, result.own) == ("diverges", ())

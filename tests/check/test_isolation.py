@@ -143,7 +143,7 @@ def test_results_from_before_a_search_dies_are_kept() -> None:
             os.kill(os.getpid(), signal.SIGSEGV)
         return op(x) * 2
 
-    wrong = Broken(patches=kernels({"aten.tanh.default": dies}))
+    wrong = BrokenUnderAutocast(patches=kernels({"aten.tanh.default": dies}))
     model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()))
     (found,) = amp_fuzz.check(model, torch.randn(3, 4), backends=wrong).divergences
     assert (found.kind, found.where) == ("bitwise", "output")
@@ -197,7 +197,7 @@ def test_a_verdict_at_the_second_try_is_kept_though_a_search_dies(tmp_path: Path
             os.abort()
         return op(x) * 2
 
-    wrong = Broken(patches=kernels({"aten.tanh.default": dies}))
+    wrong = BrokenUnderAutocast(patches=kernels({"aten.tanh.default": dies}))
     (run,) = amp_fuzz.check(torch.tanh, torch.randn(3), backends=wrong).runs
     assert run.status == "diverged"
     assert run.detail.endswith("the process died of SIGABRT")

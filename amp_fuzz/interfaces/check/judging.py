@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from amp_fuzz.backends.harness import Observation, quiet
@@ -44,12 +44,8 @@ def judged(
     known: Sequence[Known] = (),
     *,
     confirm: bool = True,
-    asks: bool = True,
 ) -> Judged:
-    """Judge a call. Known findings explain divergences; the rest is confirmed if asked.
-
-    asks: as of a `Judge`.
-    """
+    """Judge a call. Known findings explain divergences; the rest is confirmed if asked."""
     with quiet():
         plain = checked.fit(Case(Program((), (), ()), plan, checked.subject.seed))
         # The content of the case is known only after the call.
@@ -59,7 +55,7 @@ def judged(
             before = checked.reference().run(plain)
         called = names_called(checked.subject, checked.reference(), plain.plan) if known else ()
         case = case_of(plain.plan, before, checked.subject.seed, called)
-        verdict = replace(judge_of(checked, known, "none", confirm), asks=asks).judge(case)
+        verdict = judge_of(checked, known, "none", confirm).judge(case)
     assert verdict.seen is not None
     return Judged(verdict, case, before, verdict.seen, checked.seen["observed"], bool(stale))
 

@@ -59,8 +59,8 @@ class Place:
 class _Search:
     """A search on one backend, with the time that it may take.
 
-    own: whether it is for what the backend does without autocast too. asks: as of a `Judge`.
-    explained: submodules whose divergence a known finding explains. died: how processes died of
+    own: whether it is for what the backend does without autocast too. explained: submodules whose
+    divergence a known finding explains. died: how processes died of
     extracted cases.
     """
 
@@ -70,7 +70,6 @@ class _Search:
     kind: Kind
     until: float
     own: bool = False
-    asks: bool = True
     late: bool = False
     explained: set[Any] = field(default_factory=set)
     died: list[str] = field(default_factory=list)
@@ -86,7 +85,7 @@ class _Search:
         if self.kind == "crash":  # it would kill this process; a case has a separate one
             return None
         checked = Checked(subject, self.checked.inner)
-        found = judged(checked, plan, self.known, confirm=False, asks=self.asks)
+        found = judged(checked, plan, self.known, confirm=False)
         return found if self.same(found) and self.alike(found.verdict) else None
 
     def same(self, found: Judged) -> bool:
@@ -110,7 +109,7 @@ def locate(
     """Return the place of a call's divergence of a kind. seconds: the most for the search."""
     until, own = time.monotonic() + seconds, found.verdict.known == OWN
     plan = found.case.plan
-    search = _Search(checked, plan, known, kind, until, own, asks=bool(plan.contexts))
+    search = _Search(checked, plan, known, kind, until, own)
     with quiet():
         path, subject, inner = _submodule(search)
         place = _op(search, subject, inner)
@@ -186,7 +185,7 @@ def _stage(search: _Search, subject: Subject, plan: Plan) -> str:
     rungs = Checked(subject, search.checked.inner).ladder()
     for rung in rungs:  # only a few, and worth it even when the time is up
         assert isinstance(rung, Checked)
-        if search.same(judged(rung, plan, search.known, confirm=False, asks=search.asks)):
+        if search.same(judged(rung, plan, search.known, confirm=False)):
             return rung.name
     return search.checked.name if rungs else ""
 
@@ -263,7 +262,7 @@ def _judge(search: _Search, case: Case) -> Verdict | None:
 
     An extracted case runs in a separate process: nobody wrote it, and it may crash torch.
     """
-    judge = replace(judge_of(search.checked.inner, search.known, "none"), asks=search.asks)
+    judge = judge_of(search.checked.inner, search.known, "none")
     daemonic = (
         multiprocessing.current_process().daemon
     )  # it cannot start one: run here, like the callable

@@ -185,7 +185,7 @@ class OwnCast:
 WORDS = {
     "agreed": "agrees",
     "known": "known",
-    "backend": "differs without autocast too: not autocast's",
+    "backend": "differs without autocast too",
     "diverged": "DIVERGES",
     "fails": "RAISES under autocast",
     "stale": "DEPENDS ON THE WEIGHT CACHE",

@@ -178,7 +178,7 @@ def _compared(asked: Asked, checked: Checked) -> Iterator[Ran]:
         dtypes = load_table(asked.backend.device).supported_dtypes
         yield asked.ran("skipped", reason, advice=messages.dtypes(dtypes))
         return
-    found = judged(checked, asked.plan, asked.known, asks=bool(asked.contexts))
+    found = judged(checked, asked.plan, asked.known)
     notes = tuple(stale_notes(checked, found))
     for ran in _told(asked, checked, found):
         yield replace(ran, notes=(*notes, *ran.notes))
@@ -289,7 +289,8 @@ def _divergence(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
 
     def ran() -> Ran:
         if verdict.known == OWN:
-            return asked.ran("backend", "", divergence=divergence, **counts)
+            said = f"not autocast's ({divergence.kind})"
+            return asked.ran("backend", said, divergence=divergence, **counts)
         return asked.ran("diverged", divergence.kind, divergence=divergence, **counts)
 
     yield ran()
