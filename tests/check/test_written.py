@@ -65,7 +65,7 @@ def test_casts_that_are_stored_and_written_to_are_left_out_without_autocast_too(
 
 
 def test_a_wrong_op_beside_a_cast_that_is_left_out_is_told() -> None:
-    wrong = BrokenCompiler("inductor", patches=lowering("relu.default"))
+    wrong = BrokenCompiler("inductor", patches=wrong_lowering("relu.default"))
     x = torch.randn(4, 64)
     result = amp_fuzz.check(parts, x, backends=wrong, autocast=None, store=None, seconds=0)
     (found,) = result.own

@@ -37,12 +37,12 @@ import torch
 
 from amp_fuzz.backends.base import Availability
 from amp_fuzz.backends.eager import EagerBackend
-from amp_fuzz.cases.case import has_context
-from amp_fuzz.cases.program import Autocast, statements
+from amp_fuzz.cases.program import Autocast, regions, statements
 
 
 def under_autocast(case):
-    return bool(case.plan.contexts) or has_context(case.program.body, Autocast)
+    contexts = (*case.plan.contexts, *regions(case.program.body))
+    return any(isinstance(c, Autocast) and c.enabled for c in contexts)
 
 
 class Lying(EagerBackend):
