@@ -7,8 +7,8 @@ Also write docs/evidence/known-by-version.md, from benchmarks/known/*.json: what
 
 The page of a file of `amp_fuzz.upstream` is its docstring, with a table of facts and the smallest
 case below the section of each bug. The page of a bug that is a backend's own is written by hand;
-its record in `amp_fuzz/upstream/own` names it. In a docstring ``[some-bug]`` is a link to that bug. --check
-writes nothing, names what is not as it would be written, and exits with 1.
+its record in `amp_fuzz/upstream/own` names it. In a docstring ``[some-bug]`` is a link to that bug.
+--check writes nothing, names what is not as it would be written, and exits with 1.
 """
 
 from __future__ import annotations
@@ -139,8 +139,7 @@ def told(bug: Bug) -> str:
     if bug.own:
         return "the backend shows it without autocast too"
     if bug.imitation is not None:
-        way = "the reference that imitates it agrees on the whole case"
-        return f"{way} and both sides agree without autocast" if bug.bare == "agrees" else way
+        return "the reference that imitates it agrees on the whole case"
     kinds = ", ".join(bug.kinds)
     if bug.without:
         return f"{kinds}: gone without {bug.without}"

@@ -117,7 +117,7 @@ def _all(case: Case) -> Case:
 def _unwrapped(case: Case) -> Case | None:
     """Return a case with the plan of one without autocast, its program as it is; None: no such."""
     plan = case.plan
-    if plan.entry not in _ENTRIES or not uses_autocast(case):
+    if not uses_autocast(case):
         return None
     return bare(case).with_program(body=case.program.body).with_plan(entry=_ENTRIES[plan.entry])
 
@@ -127,8 +127,10 @@ _ENTRIES: Mapping[Entry, Entry] = {
     "context": "context",
     "decorator": "context",
     "custom_fwd": "function",
+    "cast_inputs": "function",
     "setup_context": "function_apart",
     "custom_op": "custom_op",
+    "register_autocast": "custom_op",
 }
 _FRESH = "v90"
 

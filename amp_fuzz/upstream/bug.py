@@ -11,7 +11,7 @@ import torch
 
 from amp_fuzz.backends.imitation import Imitation
 from amp_fuzz.cases.case import Case
-from amp_fuzz.upstream.known import Known, Part, Stage
+from amp_fuzz.upstream.known import Known, Part
 
 __all__ = ["Bug", "Example"]
 
@@ -70,7 +70,7 @@ class Bug:
     A bug of autocast is told in one of three ways. imitation: the reference that imitates it
     agrees with the backend on the whole case. without: both sides agree once that part of torch is
     off. Else it is listed: kinds, ops, where, expected and observed say which divergences it is.
-    stage and bare narrow all three. `amp_fuzz.upstream.known.Known` explains each field.
+    `amp_fuzz.upstream.known.Known` explains each field.
     """
 
     id: str
@@ -87,8 +87,6 @@ class Bug:
     expected: str = ""
     observed: str = ""
     without: Part = ""
-    stage: Stage = ""
-    bare: str = ""
     examples: tuple[Example, ...] = ()
     unshown: str = ""
     rank: int = 50

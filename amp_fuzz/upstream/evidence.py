@@ -12,12 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from amp_fuzz.backends import backends
 from amp_fuzz.backends.harness import Observation, quiet
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import statements
 from amp_fuzz.oracle import RELATIONS, Divergence, check_relation, compare
-from amp_fuzz.oracle.judge import Judge, broken
+from amp_fuzz.oracle.judge import broken
 from amp_fuzz.oracle.labels import Named, guilty_op, named, tainted
 from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.upstream.imitate import imitated
@@ -91,9 +90,9 @@ class Listed:
             ids = [self.explains(trial, replace(found, observed=part)) for part in parts]
             return "+".join(dict.fromkeys(ids)) if all(ids) else ""
         op = guilty_op(trial.case, found)
-        entries = [k for k in self.speaking(trial, found) if k.bare or not k.without]
+        entries = [k for k in self.speaking(trial, found) if not k.without]
         entries = [k for k in entries if op or k.expected or k.observed]
-        return next((k.id for k in entries if self._fits(k, trial, found)), "")
+        return next((k.id for k in entries), "")
 
     def speaking(self, trial: Trial, found: Divergence, ops: Iterable[str] = ()) -> Iterator[Known]:
         """Yield the entries that speak of a divergence, at its op or at one of these."""
@@ -104,27 +103,6 @@ class Listed:
             on = entry.on(trial.backend.name)
             if on and entry.explains(found.kind, ops, found.where, **texts):
                 yield entry
-
-    def _fits(self, entry: Known, trial: Trial, found: Divergence) -> bool:
-        """Return whether the case does at the entry's stage, and bare, what it asks for.
-
-        The value that differs here must depend on one that differs bare: another one, of the same
-        op, may be autocast's fault.
-        """
-        if not at_stage(entry, trial):
-            return False
-        if not entry.bare:
-            return True
-        plain = trial.bare()
-        differs = plain.compare()
-        if entry.bare == "agrees" or differs is None:
-            return differs is None and entry.bare == "agrees"
-        return any(
-            entry in self.speaking(plain, one)
-            and _depends(plain.case, one, found)
-            and (not entry.without or _goes(plain, one, entry.without))
-            for one in _divergences(plain, differs)
-        )
 
 
 def _ended(trial: Trial) -> Trial:
@@ -142,52 +120,11 @@ def _ops(case: Case) -> list[str]:
     return [s.op for s in statements(case.program.body)]
 
 
-def _depends(case: Case, one: Divergence, other: Divergence) -> bool:
-    """Return whether one divergence may cause another; true of all if values have no names."""
-    if {one.kind, other.kind} & _NAMELESS:
-        return True
-    return named(other.where) in tainted(case, one.where)
-
-
-def _divergences(trial: Trial, first: Divergence) -> Iterator[Divergence]:
-    """Yield a divergence, and after it those that do not depend on it."""
-    yield first
-    skipped: set[str] = set()
-    found: Divergence | None = first
-    while found is not None and found.kind not in ("raise", "state"):
-        skipped |= tainted(trial.case, found.where)
-        found = trial.compare(skip=Named(skipped))
-        if found is not None:
-            yield found
-
-
-def _goes(trial: Trial, found: Divergence, library: str) -> bool:
-    """Return whether a case has no divergence of that kind without a library."""
-    with _without(library, trial) as again:
-        if found.kind in ("raise", "state"):
-            rest = again.compare()
-        else:  # another value may differ before it
-            rest = again.compare(skip=lambda at: named(at) != named(found.where))
-        return rest is None or rest.kind != found.kind
-
-
 @contextmanager
 def _without(library: str, trial: Trial) -> Iterator[Trial]:
     """Run both sides again without a library; for a block, what they run is without it, too."""
     with quiet(), WITHOUT[library]():  # switching warns of what this torch lacks
         yield trial.again()
-
-
-def at_stage(entry: Known, trial: Trial) -> bool:
-    """Return whether the case diverges at the stage that an entry blames.
-
-    Taking a part away changes what a later stage fuses, and with it what is rounded there.
-    """
-    if entry.stage in ("", trial.backend.name):
-        return True
-    with trial.scope():
-        verdict = Judge(backends()[entry.stage], confirm=False).judge(trial.case)
-    return verdict.divergence is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +170,7 @@ class Remedied:
     def cures(self, trial: Trial, found: Divergence) -> bool:
         """Return whether a case agrees without that part."""
         with _without(self.entry.without, trial) as again:
-            agrees = _agrees(again, found)
-        return agrees and at_stage(self.entry, trial)
+            return _agrees(again, found)
 
     def explains(self, trial: Trial, found: Divergence) -> str:
         """Return the id of the entry, and of those that explain what is left without that part.
@@ -249,7 +185,7 @@ class Remedied:
             else:
                 rest = again.compare()
                 more = "" if rest is None else self.explain(again, rest) or None
-        if more is None or not at_stage(self.entry, trial):
+        if more is None:
             return ""
         return "+".join(filter(None, (self.entry.id, more)))
 

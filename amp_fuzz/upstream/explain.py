@@ -87,10 +87,7 @@ class Explainer:
         chosen = smallest(search.candidates(self._tried(trial)), search.explains)
         if chosen is None:
             return self._with_own(trial, found, search.acting(self._tried(trial)))
-        ids = [*(k.id for k in chosen), *search.left(chosen).ids]
-        if not any(entry.bare == "agrees" for entry in chosen):
-            return "+".join(ids)
-        return self._sound(trial, ids)
+        return "+".join([*(k.id for k in chosen), *search.left(chosen).ids])
 
     def _with_own(self, trial: Trial, found: Divergence, acting: Sequence[Known]) -> str:
         """Return the ids of entries that explain a case beside the backend's own, or "".
@@ -120,19 +117,6 @@ class Explainer:
         entries = [k for k in entries if may(k.quirk, trial.case)]
         return sorted(entries, key=lambda k: (k.general, not (k.general or k.ops)))
 
-    def _sound(self, trial: Trial, ids: Sequence[str]) -> str:
-        """Return the ids that explain a case, or "" if it may not differ without autocast.
-
-        If entries that are no fault of autocast explain how it differs there, their ids are added.
-        """
-        plain = trial.bare()
-        found = plain.compare()
-        if found is None:
-            return "+".join(ids)
-        others = Explainer(tuple(k for k in self.known if k.bare != "agrees"))
-        more = others.ids(plain, found)
-        return "+".join(dict.fromkeys([*ids, *more.split("+")])) if more else ""
-
     def _unwritten(self, trial: Trial, found: Divergence) -> str:
         """Return the id of an entry whose library gives memory that nobody wrote, or "".
 
@@ -150,7 +134,7 @@ class Explainer:
     def _remedies(self, trial: Trial, found: Divergence) -> Iterator[Remedied]:
         ops = [s.op for s in statements(trial.case.program.body)]
         entries = self.listed.speaking(trial, found, ops)
-        yield from (Remedied(k, self.ids) for k in entries if k.without and not k.bare)
+        yield from (Remedied(k, self.ids) for k in entries if k.without)
 
 
 @dataclass(slots=True)

@@ -20,28 +20,10 @@ import msgspec
 from amp_fuzz.config import did_you_mean
 from amp_fuzz.versions import holds
 
-__all__ = ["Known", "KnownError", "Part", "Stage", "load_known"]
+__all__ = ["Known", "KnownError", "Part", "load_known"]
 
-Part: TypeAlias = Literal[
-    "",
-    "mkldnn",
-    "mutations-in-graphs",
-    "common-subexpressions",
-    "counted-constants",
-    "elided-casts",
-    "inference-traces",
-    "kept-constants",
-    "promised-statistics",
-    "optimised-graphs",
-    "promised-dtypes",
-    "promised-results",
-    "reused-inputs",
-    "separate-roundings",
-    "stopped-checkpoints",
-]
-"""A library or a part of a compiler that torch can run without."""
-
-Stage: TypeAlias = Literal["", "compile[eager]", "compile[aot_eager]"]
+Part: TypeAlias = Literal["", "elided-casts", "promised-dtypes", "stopped-checkpoints"]
+"""A part of a compiler that torch can run without."""
 
 
 class KnownError(ValueError):
@@ -58,17 +40,8 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     glob over ops; ``*`` is also none); `where` is a glob over what the divergence names, `expected`
     and `observed` are regular expressions that are found in what it says of the two sides. It
     explains that divergence alone: the rest of the case must agree, or be explained. without: the
-    library (``mkldnn``), or the part of a compiler (``mutations-in-graphs``), whose fault it is:
-    the entry explains only programs with such an op that agree, again and again, when torch runs
-    without it.
-    stage: the backend of the stage whose fault it is: the entry explains nothing in a program that
-    agrees there.
-    bare: ``agrees``: it explains only programs that agree when autocast stands nowhere in them
-    (an imitation may share with the backend what must be right by itself); ``diverges``: only
-    divergences that are there without autocast too, in that value or in one that has a part in
-    it, so that none of autocast hides behind them. A program that does not run without autocast
-    is asked in float32 throughout. With `without` beside it, what differs without autocast has to
-    go away without that library.
+    part of a compiler (``stopped-checkpoints``) whose fault it is: the entry explains only programs
+    with such an op that agree, again and again, when torch runs without it.
     backends: globs over backend names; those after a ``!`` are left out. torch: the versions that
     have it.
     """
@@ -84,8 +57,6 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expected: str = ""
     observed: str = ""
     without: Part = ""
-    stage: Stage = ""
-    bare: Literal["", "agrees", "diverges"] = ""
     backends: tuple[str, ...] = ("*",)
     torch: str = ">=2.7"
 

@@ -30,12 +30,12 @@ from amp_fuzz.backends.reference import within
 from amp_fuzz.backends.registry import MissingBackend, choose_backends
 from amp_fuzz.cases.case import Plan
 from amp_fuzz.interfaces import check
-from amp_fuzz.interfaces.check import custom_ops
+from amp_fuzz.interfaces.check import custom_ops, judging
 from amp_fuzz.interfaces.check.adapters import CheckedReference
 from amp_fuzz.interfaces.check.call import Names, call
 from amp_fuzz.interfaces.check.extract import cut
 from amp_fuzz.interfaces.check.subject import Subject
-from amp_fuzz.interfaces.check.trace import function_calls
+from amp_fuzz.interfaces.check.trace import function_calls, names_called
 from amp_fuzz.upstream.explain import judge_of
 from tests.check.faults import (
     Broken,
@@ -329,6 +329,22 @@ def test_a_callable_that_changes_is_reported() -> None:
     (found,) = result.divergences
     assert found.kind == "nondeterminism"
     assert found.module == found.op == ""
+
+
+def test_only_a_divergence_asks_which_ops_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def names(*of: Any) -> set[str]:
+        asked.append(of)
+        return names_called(*of)
+
+    monkeypatch.setattr(judging, "names_called", names)
+    for backend in ("eager-cpu", "fake-cuda"):
+        assert amp_fuzz.check(torch.tanh, torch.randn(3), backends=backend, isolate=False).ok
+    assert not asked
+    wrong = Broken(patches=kernels({"aten.tanh.default": lambda op, x: op(x) * 2}))
+    assert not amp_fuzz.check(torch.tanh, torch.randn(3), backends=wrong, isolate=False).ok
+    assert asked
 
 
 def test_a_known_divergence_passes_and_is_shown() -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,16 @@ import pytest
 import torch
 
 import amp_fuzz
+from amp_fuzz.backends import backends
+from amp_fuzz.backends.base import Facts
+from amp_fuzz.backends.eager import EagerBackend
+from amp_fuzz.cases.case import Plan
 from amp_fuzz.findings.supervision.processes import unforkable
 from amp_fuzz.interfaces.check import arguments, fork, locate
+from amp_fuzz.interfaces.check.adapters import Checked
 from amp_fuzz.interfaces.check.fork import Apart, Died
+from amp_fuzz.interfaces.check.judging import judged
+from amp_fuzz.interfaces.check.subject import Subject
 from amp_fuzz.records.store import load_finding
 from tests.check.faults import BrokenUnderAutocast
 from tests.check.test_models import Broken, kernels
@@ -117,6 +125,50 @@ def test_a_fork_is_this_process_or_it_is_not() -> None:
     assert not called
     assert amp_fuzz.check(noted, torch.randn(3), backends="eager-cpu", isolate=False)
     assert {*called} == {os.getpid()}
+
+
+@dataclass(frozen=True)
+class Importing(EagerBackend):
+    """Eager on the CPU, as if its library imported a module at the first call."""
+
+    def facts(self) -> Facts:
+        return Facts(imports=("imported_at_the_first_call",))
+
+
+def test_what_a_backend_imports_is_imported_once_for_all_forks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "imported_at_the_first_call"
+    (tmp_path / f"{name}.py").write_text("import os\nprocess = os.getpid()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        assert amp_fuzz.check(torch.relu, torch.randn(3), backends=Importing("cpu"), isolate=False)
+        assert name not in sys.modules
+        assert amp_fuzz.check(torch.relu, torch.randn(3), backends=Importing("cpu"))
+        assert sys.modules[name].process == os.getpid()
+    finally:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.thorough
+def test_a_fork_imports_no_compiler_again() -> None:
+    rungs = [backend for backend in backends().values() if backend.name in COMPILED]
+    call, _ = arguments.caller_of(None, rungs)
+    for rung in rungs:
+        (new,) = call(_imported, rung)
+        assert not [name for name in new if name.startswith(("torch._inductor.lowering", "sympy."))]
+        assert len(new) < 60, new
+
+
+COMPILED = ("compile[eager]", "compile[aot_eager]", "export")
+
+
+def _imported(backend: Any) -> Iterator[list[str]]:
+    """Yield the modules that a call imports in this process."""
+    before = set(sys.modules)
+    subject = Subject.of(torch.nn.Linear(2, 2), [torch.randn(2, 2)])
+    judged(Checked(subject, backend), Plan())
+    yield sorted(set(sys.modules) - before)
 
 
 def test_where_no_fork_is_safe_it_must_not_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import msgspec
 
 from amp_fuzz.backends import Backend, facts_of
 from amp_fuzz.backends.harness import Raised, quiet
+from amp_fuzz.backends.refusals import ORIGIN
 from amp_fuzz.cases.case import Case, Plan
 from amp_fuzz.cases.program import Autocast, Program
 from amp_fuzz.catalogue import CATALOGUE
@@ -253,7 +254,7 @@ def _raising(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
             advice, devices = remedy(checked, asked.plan, found.expected)
         note = raising(checked, raised, advice, devices)
         yield asked.ran("fails", f"{said}; it runs without autocast", advice=advice, notes=(note,))
-    elif not asked.backend.values:
+    elif not asked.backend.values and ORIGIN not in raised.message:
         yield asked.ran("skipped", messages.without_values(asked.subject, raised))
     else:
         where = f"{messages.TOO.removesuffix(' too')} and without autocast too"

@@ -194,36 +194,4 @@ BUGS = (
             ),
         ),
     ),
-    Bug(
-        id="vmap-batching-rules",
-        what="norms and scatters raise under vmap and autocast together, under neither alone",
-        why="batching rules lack the conversions that the kernels have",
-        link="https://github.com/pytorch/pytorch/issues/184890",
-        torch=">=2.7",
-        seen="2.15.0",
-        backends=("eager-*",),
-        ops=(
-            "*layer_norm",
-            "*batch_norm*",
-            "instance_norm*",
-            "slice_scatter",
-            "select_scatter",
-        ),
-        kinds=("relation",),
-        where="transform: *",
-        observed="expected scalar type .* but found |scatter\\(\\): Expected self\\.dtype to be equal to src\\.dtype",
-        examples=(
-            Example(
-                "eager-cpu",
-                case(
-                    [x("x0", 3, 4), x("w1", 4, 5), x("w2", 5)],
-                    call("mm", "x0", "w1"),
-                    call("layer_norm", "v0", [5], "w2", None, to="v1"),
-                    call("neg", "v1", to="v2"),
-                    transform="vmap_grad",
-                ),
-                wrong="",
-            ),
-        ),
-    ),
 )

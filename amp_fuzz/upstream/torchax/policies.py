@@ -146,7 +146,6 @@ BUGS = (
         backends=("torchax*",),
         ops=("linear_cross_entropy*",),
         kinds=("dtype", "value", "grad-value"),
-        bare="agrees",
         examples=(
             Example(
                 "torchax",

@@ -202,7 +202,6 @@ BUGS = (
         torch=">=2.7",
         seen="2.15.0",
         backends=("script*", "trace*"),
-        bare="agrees",
         # No shadow follows it: a dispatch mode around TorchScript's interpreter corrupts the heap.
         imitation=Imitation(wrap=lowered(casts=True), follows=False),
         examples=(
@@ -282,7 +281,6 @@ BUGS = (
         torch=">=2.7",
         seen="2.15.0",
         backends=("script*", "trace*"),
-        bare="agrees",
         imitation=Imitation(wrap=lowered(formulas=True), follows=False),
         examples=(
             Example(
@@ -303,7 +301,6 @@ BUGS = (
         torch=">=2.7",
         seen="2.15.0",
         backends=("script*", "trace*"),
-        bare="agrees",
         imitation=Imitation(wrap=lowered(again=True)),
         examples=(
             Example(
@@ -370,7 +367,6 @@ BUGS = (
         torch=">=2.7",
         seen="2.15.0",
         backends=("trace[check]",),
-        bare="agrees",
         imitation=Imitation(wrap=lowered(cached=True), follows=False),
         examples=(
             Example("trace[check]", case([x("x0", 2, 2), x("w1", 2, 2)], call("mm", "x0", "w1"))),
@@ -389,7 +385,6 @@ BUGS = (
         where="if seconds: torch.autograd.backward(*",
         expected="^no error$",
         observed="^RuntimeError: expected scalar type (BFloat16|Half) but found Float$",
-        bare="agrees",
         examples=(
             Example(
                 "script",
