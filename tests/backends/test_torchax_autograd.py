@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from amp_fuzz.upstream.torchax.functions import CUTS
 
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.harness import quiet
@@ -30,7 +31,6 @@ from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.runs.engine import Settings, Task, draw
 from amp_fuzz.upstream import BUGS, quirks, shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.torchax.functions import CUTS
 from tests.backends.test_torchax import judged, judged_with, needs_jax
 from tests.helpers import BF16, F16, call, case, under, x
 

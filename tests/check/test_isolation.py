@@ -31,6 +31,7 @@ from amp_fuzz.interfaces.check.fork import Apart, Died
 from amp_fuzz.interfaces.check.judging import judged
 from amp_fuzz.interfaces.check.subject import Subject
 from amp_fuzz.records.store import load_finding
+from tests.check.faults import BrokenUnderAutocast
 from tests.check.test_models import Broken, kernels
 
 pytestmark = pytest.mark.skipif(bool(unforkable()), reason="needs forks")
@@ -49,7 +50,7 @@ def test_a_cut_out_case_that_crashes_torch_is_told_and_the_caller_lives(
         os.kill(os.getpid(), signal.SIGSEGV)
 
     monkeypatch.setattr(locate, "_verdict", dies)
-    wrong = Broken(patches=kernels({"aten.tanh.default": lambda op, x: op(x) * 2}))
+    wrong = BrokenUnderAutocast(patches=kernels({"aten.tanh.default": lambda op, x: op(x) * 2}))
     result = amp_fuzz.check(torch.tanh, torch.randn(3), backends=wrong)
     (run,) = result.runs
     assert run.status == "diverged"
@@ -194,7 +195,7 @@ def test_results_from_before_a_search_dies_are_kept() -> None:
             os.kill(os.getpid(), signal.SIGSEGV)
         return op(x) * 2
 
-    wrong = Broken(patches=kernels({"aten.tanh.default": dies}))
+    wrong = BrokenUnderAutocast(patches=kernels({"aten.tanh.default": dies}))
     model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()))
     (found,) = amp_fuzz.check(model, torch.randn(3, 4), backends=wrong).divergences
     assert (found.kind, found.where) == ("bitwise", "output")
@@ -248,7 +249,7 @@ def test_a_verdict_at_the_second_try_is_kept_though_a_search_dies(tmp_path: Path
             os.abort()
         return op(x) * 2
 
-    wrong = Broken(patches=kernels({"aten.tanh.default": dies}))
+    wrong = BrokenUnderAutocast(patches=kernels({"aten.tanh.default": dies}))
     (run,) = amp_fuzz.check(torch.tanh, torch.randn(3), backends=wrong).runs
     assert run.status == "diverged"
     assert run.detail.endswith("the process died of SIGABRT")
@@ -311,7 +312,7 @@ def test_a_fork_that_computes_for_long_is_left_alone(monkeypatch: pytest.MonkeyP
 
 def _checks() -> str:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
-    wrong = Broken(patches=kernels({"aten.tanh.default": lambda op, x: op(x) * 2}))
+    wrong = BrokenUnderAutocast(patches=kernels({"aten.tanh.default": lambda op, x: op(x) * 2}))
     return str(amp_fuzz.check(model, torch.randn(3, 4), backends=["eager-cpu", wrong], store=None))
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from amp_fuzz.upstream.torchscript.overloads import REDUCTIONS, SUMS, reduced
+from amp_fuzz.upstream.torchscript.subexpressions import merged
 from torch.utils._pytree import tree_map
 
 from amp_fuzz import reference
@@ -28,9 +30,7 @@ from amp_fuzz.upstream.evidence import Listed
 from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.upstream.known import Known
 from amp_fuzz.upstream.torchscript import formulas
-from amp_fuzz.upstream.torchscript.overloads import REDUCTIONS, SUMS, reduced
 from amp_fuzz.upstream.torchscript.programs import replaced
-from amp_fuzz.upstream.torchscript.subexpressions import merged
 from tests.helpers import BF16, call, case, drawn, needs_torch, under, x
 
 pytestmark = pytest.mark.thorough

@@ -38,14 +38,13 @@ class Judged:
     observed: Observation
     stale: bool = False
 
-    @property
-    def diverged(self) -> bool:
-        """Whether there is a divergence that nothing explains."""
-        return self.verdict.outcome == "diverged"
-
 
 def judged(
-    checked: Checked, plan: Plan, known: Sequence[Known] = (), *, confirm: bool = True
+    checked: Checked,
+    plan: Plan,
+    known: Sequence[Known] = (),
+    *,
+    confirm: bool = True,
 ) -> Judged:
     """Judge a call. Known findings explain divergences; the rest is confirmed if asked."""
     with quiet():
