@@ -27,8 +27,8 @@ from amp_fuzz.backends.dispatcher import has_autocast
 from amp_fuzz.backends.harness import Observation, Raised, bits, compiled
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.cases.build import BF16, F16, call, case, program, under, x
-from amp_fuzz.cases.case import Case, load, uses_autocast
-from amp_fuzz.cases.program import FP8, statements
+from amp_fuzz.cases.case import Case, load
+from amp_fuzz.cases.program import FP8, Autocast, Node, Region, Statement, statements
 from amp_fuzz.catalogue import CATALOGUE, select
 from amp_fuzz.findings.supervision.processes import unforkable
 from amp_fuzz.plugins import inherited
@@ -163,7 +163,8 @@ class WrongKernel:
 
     Where results may round otherwise it doubles that element.
     Where results have no values it gets the dtype wrong, and in a case that raises it raises there.
-    It does so under autocast only; else it would be the backend's own. always: without it too.
+    It does so where autocast is around the call only; else it would be the backend's own. always:
+    everywhere.
     """
 
     inner: Backend
@@ -221,21 +222,26 @@ class WrongKernel:
         return [self._wrong(c, seen) for c, seen in zip(cases, self.inner.run(cases), strict=True)]
 
     def _wrong(self, case: Case, seen: Observation) -> Observation:
-        if not (self.always or uses_autocast(case)):
-            return seen
-        made = {n for s in statements(case.program.body) if s.op == self.op for n in s.outputs}
+        calls = [s for s in self._calls(case) if s.op == self.op]
+        made = {n for s in calls for n in s.outputs}
         if seen.raised is not None:
-            seen.raised = self._raised(case, seen.raised)
+            seen.raised = self._raised(case, calls, seen.raised)
         for label, value in seen.values.items():
             if label.rpartition(".")[2] in made and value is not None and value.numel():
                 seen.values[label] = self._off(value)
         return seen
 
-    def _raised(self, case: Case, raised: Raised) -> Raised:
+    def _calls(self, case: Case) -> Iterator[Statement]:
+        body, plan = case.program.body, case.plan
+        if self.always or plan.contexts or plan.backward_context:
+            return statements(body)
+        return (s for inner in _autocast(body) for s in statements(inner))
+
+    def _raised(self, case: Case, calls: Sequence[Statement], raised: Raised) -> Raised:
         # What a program made before it raised is not observed: a wrong kernel shows as an error.
-        calls = {", ".join(s.outputs) for s in statements(case.program.body) if s.op == self.op}
+        lines = {", ".join(s.outputs) for s in calls}
         for number, text in enumerate(compiled(case).program.splitlines(), start=1):
-            if text.strip().partition(" = ")[0] in calls:
+            if text.strip().partition(" = ")[0] in lines:
                 return Raised("ArithmeticError", "a wrong kernel", number, text.strip())
         return raised
 
@@ -251,6 +257,14 @@ class WrongKernel:
         flat = bits(value).view(-1)
         flat[0] ^= 1
         return value
+
+
+def _autocast(body: Sequence[Node]) -> Iterator[Sequence[Node]]:
+    """Yield the bodies of the outermost regions of autocast."""
+    for node in body:
+        if isinstance(node, Region):
+            inside = isinstance(node.context, Autocast)
+            yield from [node.body] if inside else _autocast(node.body)
 
 
 # A kernel over torch's own for mm under autocast; {body} is what it does with the result `y`.

@@ -48,6 +48,15 @@ class Own:
     def __bool__(self) -> bool:
         return bool(self.labels or self.raises or self.state or self.relation)
 
+    def __or__(self, other: Own) -> Own:
+        """Return how it differs in either way."""
+        return Own(
+            self.labels | other.labels,
+            self.raises or other.raises,
+            self.state | other.state,
+            self.relation or other.relation,
+        )
+
     def expected(self, expected: Observation, observed: Observation) -> Observation:
         """Return what is expected of a backend that differs so."""
         if not (self.raises or self.state):

@@ -132,7 +132,7 @@ _ENTRIES: Mapping[Entry, Entry] = {
     "custom_op": "custom_op",
     "register_autocast": "custom_op",
 }
-_FRESH = "v90"
+_FRESH = "v9000"
 
 
 def _unlike(whole: Observation, made: Observation, writer: _Writer, *, values: bool) -> int | None:

@@ -147,10 +147,11 @@ class Judge:
             return _joined(said, mine)
         left = confirmed(rest, said.divergence) if self.confirm else said.divergence
         if left.kind == "nondeterminism":
-            rest, other, changing = _beside(trial, left)
+            rest, other, changing = _beside(rest, left)
             if other is None:
                 return Explanation(left, OWN)
-            mine = mine or changing
+            if changing:
+                mine, left = True, confirmed(rest, other, rest.own.labels.__contains__)
         return _joined(self.explain(rest, left, confirmed=True), mine)
 
 
@@ -162,7 +163,7 @@ def _beside(trial: Trial, found: Divergence) -> tuple[Trial, Divergence | None, 
     share = own(trial, found)
     if not share:
         return trial, found, False
-    rest = replace(trial, own=share)
+    rest = replace(trial, own=trial.own | share)
     return rest, None if share.relation else rest.compare() or rest.within(), True
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -16,24 +15,7 @@ from amp_fuzz.reference.autocast import autocast
 from amp_fuzz.reference.casts import cast_eligible, device_of, tensors_of
 from amp_fuzz.reference.state import enabled_devices, here
 
-__all__ = ["CustomOp", "custom_op", "in_body", "opaque"]
-
-_IN_BODY = ContextVar("in the body of a custom op", default=False)
-
-
-def in_body() -> bool:
-    """Return whether the body of a custom op is running: a graph has the op whole."""
-    return _IN_BODY.get()
-
-
-@contextmanager
-def opaque() -> Iterator[None]:
-    """Say of a block that it is the body of a custom op."""
-    token = _IN_BODY.set(True)
-    try:
-        yield
-    finally:
-        _IN_BODY.reset(token)
+__all__ = ["CustomOp", "custom_op"]
 
 
 class CustomOp:
@@ -89,7 +71,7 @@ class CustomOp:
 
     def _below_autograd(self, args: Iterable[Any]) -> Any:
         mode = _fake_mode(args) or nullcontext()  # a fake kernel brings its arguments' mode
-        with dispatch.below_autograd(), opaque(), mode:
+        with dispatch.below_autograd(), mode:
             return here().semantics.body(self._body, tuple(args))
 
 

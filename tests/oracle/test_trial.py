@@ -11,7 +11,7 @@ import pytest
 from amp_fuzz.backends import imitation
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.harness import Observation
-from amp_fuzz.cases.case import Case, bare
+from amp_fuzz.cases.case import Case, bare, uses_autocast
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.oracle.judge import Explanation, Judge
 from amp_fuzz.oracle.trial import Trial
@@ -33,8 +33,9 @@ class Counting(EagerBackend):
         """Run cases."""
         self.ran.extend(cases)
         seen = [EagerBackend.observe(self, one) for one in cases]
-        for one in seen if self.wrong else ():
-            one.values = {k: v if v is None else v + 1 for k, v in one.values.items()}
+        for one, given in zip(seen, cases, strict=True):
+            if self.wrong and uses_autocast(given):
+                one.values = {k: v if v is None else v + 1 for k, v in one.values.items()}
         return seen
 
 

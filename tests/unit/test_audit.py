@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from amp_fuzz.backends import Backend, backends
+from amp_fuzz.cases.case import uses_autocast
 from amp_fuzz.cases.program import FLOAT_DTYPES
 from amp_fuzz.catalogue import CATALOGUE, check
 from amp_fuzz.records.schema import DivergenceRecord
@@ -162,7 +163,7 @@ def test_known_bugs_are_known_cells() -> None:
 
 @dataclass
 class Faulty:
-    """A backend whose results are float32 where they should be of 16 bits."""
+    """A backend whose results under autocast are float32 where they should be of 16 bits."""
 
     inner: Backend
     name: str = "eager-cpu"
@@ -183,8 +184,9 @@ class Faulty:
 
     def run(self, cases: Any) -> Any:
         seen = self.inner.run(cases)
-        for one in seen:
-            one.values = {n: t if t is None else t.float() for n, t in one.values.items()}
+        for case, one in zip(cases, seen, strict=True):
+            if uses_autocast(case):
+                one.values = {n: t if t is None else t.float() for n, t in one.values.items()}
         return seen
 
 

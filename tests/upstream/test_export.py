@@ -5,20 +5,18 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
-from torch._subclasses import FakeTensorMode
 
 from amp_fuzz.backends.export import ExportBackend
 from amp_fuzz.backends.harness import Observation, quiet
 from amp_fuzz.cases.case import Case
-from amp_fuzz.cases.program import Autocast, Checkpoint, Context, InferenceMode, Node, NoGrad
+from amp_fuzz.cases.program import Autocast, Checkpoint, Context, Node, NoGrad
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.upstream import composed, quirks, shipped
 from amp_fuzz.upstream.explain import judge_of
-from tests.helpers import BF16, WrongKernel, call, case, needs_torch, under, x
+from tests.helpers import WrongKernel, call, case, needs_torch, under, x
 
 pytestmark = pytest.mark.thorough
 
@@ -45,26 +43,13 @@ def test_a_function_of_a_user_is_left_as_it_is() -> None:
     assert made.wrap(judge, example) is judge
 
 
-def test_a_checkpoint_is_traced_whatever_wraps_the_program() -> None:
-    """A later imitation may have wrapped it: the names of its source are found all the same."""
-    names: dict[str, Any] = {"checkpoint": None}
-    exec("def program():\n    return checkpoint", names)
-    example = case([x("x0", 2)], call("neg", "x0"))
-    made = composed(frozenset({"export-checkpoint", "export-composites"})).wrap(
-        names["program"], example
-    )
-    assert made is not names["program"]
-    assert made() is not None
-
-
 def test_a_conversion_of_a_value_that_no_composite_op_made_is_right() -> None:
     body = call("float", "x2", form="method"), call("sin", "v0", to="v1")
     assert judge(DECOMPOSED, case([x("x2", 2)], *body, backward="none")).outcome == "agreed"
 
 
 def _nested(rng: random.Random, names: Iterator[str], depth: int = 0) -> list[Node]:
-    contexts = (NoGrad(), InferenceMode(), Autocast(dtype="bfloat16", enabled=False))
-    contexts += tuple(Checkpoint(use_reentrant=again) for again in (True, False))
+    contexts = NoGrad(), OFF
     body: list[Node] = []
     for _ in range(rng.randint(1, 3)):
         if depth < 3 and rng.random() < 0.6:
@@ -77,30 +62,11 @@ def _nested(rng: random.Random, names: Iterator[str], depth: int = 0) -> list[No
 def test_grad_modes_of_nested_regions_are_imitated() -> None:
     needs_torch(">=2.9")
     rng = random.Random(7)
-    outcomes = []
-    for _ in range(40):
+    outcomes = set()
+    for _ in range(20):
         body = _nested(rng, (f"v{i}" for i in itertools.count()))
-        outcomes.append(judge(PLAIN, case([x("w0", 2), x("w1", 2)], *body, contexts=())).outcome)
-    assert set(outcomes) == {"agreed", "known"}
-    assert outcomes.count("known") > 10
-
-
-def test_a_dtype_that_fake_tensors_remember_wrong_is_not_that_of_a_layer_norm(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Without promised statistics the cache of fake tensors is cleared, which heals more."""
-    honest = ExportBackend.observe
-
-    def observe(self: ExportBackend, one: Case) -> Observation:
-        seen = honest(self, one)
-        if "stale" in FakeTensorMode.cache:
-            seen.values["v0"] = torch.zeros(3, dtype=torch.float16)
-        return seen
-
-    monkeypatch.setattr(ExportBackend, "observe", observe)
-    monkeypatch.setitem(FakeTensorMode.cache, "stale", None)
-    example = case([x("x0", 3)], call("sin", "x0"), contexts=(), backward="none")
-    assert judge(DECOMPOSED, example).outcome == "diverged"
+        outcomes.add(judge(PLAIN, case([x("w0", 2), x("w1", 2)], *body, contexts=())).outcome)
+    assert outcomes == {"agreed", "known"}
 
 
 LEFT = "weight cache: True became False"
@@ -135,9 +101,6 @@ OFF, AGAIN, ONCE = Autocast(enabled=False), Checkpoint(use_reentrant=True), Chec
 SIN, COS, EXP = (call(op, "w0", to=f"v{i}") for i, op in enumerate(("sin", "cos", "exp")))
 
 
-MM = call("mm", "w0", "w0", to="v3")
-
-
 def nested(*contexts: Context, after: Node = SIN) -> Node:
     """Return a node in regions, the first outermost."""
     for context in reversed(contexts):
@@ -149,51 +112,15 @@ def nested(*contexts: Context, after: Node = SIN) -> Node:
     ("body", "known"),
     [
         # A region of no_grad is kept, and forgotten in one of autocast, wherever that stands.
-        ((nested(NoGrad()), EXP), ""),
-        ((under(NoGrad(), nested(NoGrad()), COS), EXP), ""),
         ((nested(NoGrad(), OFF), EXP), ""),
-        ((nested(OFF, NoGrad()), EXP), "no-grad"),
-        ((nested(OFF, ONCE, NoGrad()), EXP), "no-grad"),
-        ((nested(NoGrad(), OFF, NoGrad()), EXP), "no-grad"),
-        ((under(NoGrad(), nested(OFF, NoGrad()), COS), EXP), "no-grad"),
-        ((under(OFF, nested(NoGrad(), NoGrad()), COS), EXP), "no-grad"),
-        # A checkpoint, and what is after it, up to where a grad mode is set.
-        ((nested(AGAIN),), "checkpoint"),
-        ((nested(AGAIN), nested(OFF, after=COS), EXP), "checkpoint"),
-        ((nested(AGAIN), nested(BF16, after=MM), EXP), "checkpoint"),
-        ((nested(AGAIN), nested(ONCE, after=COS), EXP), "checkpoint"),
-        ((nested(AGAIN), nested(NoGrad(), after=COS), EXP), "checkpoint"),
-        ((under(AGAIN, nested(NoGrad()), COS), EXP), "checkpoint"),
-        ((nested(NoGrad(), AGAIN), EXP), ""),
-        ((under(NoGrad(), nested(AGAIN), COS), EXP), ""),
-        ((nested(OFF, NoGrad()), nested(NoGrad(), AGAIN, after=COS), EXP), "no-grad"),
-        # In a region of autocast that is forgotten, too, and ends what began before.
+        ((under(NoGrad(), nested(OFF), COS), EXP), ""),
+        ((nested(OFF, NoGrad()), EXP), "export-no-grad"),
+        ((nested(OFF, ONCE, NoGrad()), EXP), "export-no-grad"),
+        ((nested(NoGrad(), OFF, NoGrad()), EXP), "export-no-grad"),
+        ((under(NoGrad(), nested(OFF, NoGrad()), COS), EXP), "export-no-grad"),
+        ((under(OFF, nested(NoGrad(), NoGrad()), COS), EXP), "export-no-grad"),
         ((nested(OFF, AGAIN), EXP), ""),
-        ((nested(AGAIN), nested(OFF, AGAIN, after=COS), EXP), "no-grad checkpoint"),
-        ((nested(AGAIN), nested(OFF, NoGrad(), after=COS), EXP), "no-grad checkpoint"),
-        ((under(AGAIN, nested(OFF, NoGrad()), COS), EXP), "no-grad checkpoint"),
-        # One that is not reentrant, in another such one.
-        ((nested(ONCE), EXP), ""),
-        ((nested(ONCE), nested(ONCE, after=COS), EXP), ""),
-        ((under(ONCE, SIN, nested(ONCE, after=COS)), EXP), "checkpoint"),
         ((nested(ONCE, OFF, ONCE), EXP), ""),
-        ((nested(NoGrad(), ONCE, ONCE), EXP), ""),
-        ((nested(ONCE, AGAIN), EXP), "checkpoint"),
-        ((nested(AGAIN), nested(NoGrad(), after=COS), nested(ONCE, OFF, after=EXP)), "checkpoint"),
-        # Inference mode is none in the graph, and while that is traced.
-        ((nested(InferenceMode()), EXP), "inference-mode"),
-        ((nested(OFF, InferenceMode()), EXP), "inference-mode"),
-        ((nested(InferenceMode(), NoGrad()), EXP), "inference-mode"),
-        ((nested(ONCE, InferenceMode(), ONCE), EXP), "inference-mode"),
-        ((nested(OFF, InferenceMode(), NoGrad()), EXP), "no-grad inference-mode"),
-        (
-            (
-                nested(AGAIN),
-                nested(NoGrad(), after=COS),
-                nested(InferenceMode(), ONCE, ONCE, after=EXP),
-            ),
-            "checkpoint inference-mode",
-        ),
     ],
 )
 def test_grad_modes_are_those_of_an_export(body: tuple[Node, ...], known: str) -> None:
@@ -202,15 +129,14 @@ def test_grad_modes_are_those_of_an_export(body: tuple[Node, ...], known: str) -
     example = case([x("w0", 2, 2)], *body, contexts=())
     verdict = judge(PLAIN, example)
     assert verdict.outcome in ("agreed", "known"), verdict.divergence
-    assert set(filter(None, verdict.known.split("+"))) == {f"export-{k}" for k in known.split()}
+    assert verdict.known == known
     with quiet():
         wrong = judge_of(WrongKernel(PLAIN, "sin"), shipped()).judge(example)
     assert wrong.outcome == "diverged"
 
 
-def test_a_checkpoint_that_gives_zeros_back_is_named_beside_another_bug() -> None:
-    """Zeros for a weight that nothing depends on; an export has none of it."""
-    body = call("le", "x1", "w2", to="v3"), call("add", "x1", "x1", to="v4")
-    inputs = [x("w0", 2, 2), x("x1", 2), x("w2", 2)]
-    example = case(inputs, nested(OFF, NoGrad()), EXP, under(AGAIN, *body), contexts=())
-    assert set(judge(PLAIN, example).known.split("+")) == {"export-no-grad", "export-checkpoint"}
+def test_a_bug_beside_the_exporters_own_is_named_beside_it() -> None:
+    """What comes after a checkpoint has no gradient, without autocast too."""
+    needs_torch(">=2.9")
+    one = case([x("w0", 2, 2)], nested(AGAIN), nested(OFF, NoGrad(), after=COS), EXP, contexts=())
+    assert judge(PLAIN, one).known == "export-no-grad+backend"

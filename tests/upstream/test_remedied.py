@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,14 +20,14 @@ from tests.helpers import WrongKernel, call, case, eager, x
 
 CASE = case([x("x0", 4, 4)], call("neg", "x0"), contexts=())
 CHANGES = Divergence("nondeterminism", "v0", "1.0", "2.0")
-(GAP,) = (known for known in shipped() if known.id == "onednn-conv-gap")
+(GAP,) = (known for known in shipped() if known.id == "compile-custom-op-promise")
 
 
 @dataclass(frozen=True)
 class Changing(WrongKernel):
-    """A backend that is wrong in some of its runs, without oneDNN too."""
+    """A backend that is wrong in some of its runs, without a part of torch too."""
 
-    wrong: Iterator[bool]
+    wrong: Iterator[bool] = field(kw_only=True)
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         runs = WrongKernel.run if next(self.wrong) else lambda _, cases: self.inner.run(cases)
@@ -37,21 +37,21 @@ class Changing(WrongKernel):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ([False, False, False], "onednn-conv-gap"),
-        ([False, True, True], "onednn-conv-gap+other"),
+        ([False, False, False], "compile-custom-op-promise"),
+        ([False, True, True], "compile-custom-op-promise+other"),
         ([False, True, False], ""),
         ([False, False, True], ""),
     ],
     ids=str,
 )
 def test_what_is_left_without_a_part_must_repeat_and_be_known(wrong: list[bool], said: str) -> None:
-    backend = Changing(eager(), "neg", iter(wrong))
+    backend = Changing(eager(), "neg", always=True, wrong=iter(wrong))
     remedied = Remedied(GAP, lambda trial, found: "other")
     assert remedied.explains(Trial.of(CASE, backend), CHANGES) == said
 
 
 def test_what_is_left_without_a_part_and_not_known_is_not_explained() -> None:
-    backend = Changing(eager(), "neg", iter([False, True, True]))
+    backend = Changing(eager(), "neg", always=True, wrong=iter([False, True, True]))
     assert not Remedied(GAP, lambda trial, found: "").explains(Trial.of(CASE, backend), CHANGES)
 
 
@@ -59,7 +59,7 @@ def test_what_is_left_without_a_part_and_not_known_is_not_explained() -> None:
 class Doubtful(WrongKernel):
     """A backend whose reference is another in some of its runs."""
 
-    other: Iterator[bool]
+    other: Iterator[bool] = field(kw_only=True)
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         return self.inner.run(cases)
@@ -68,13 +68,13 @@ class Doubtful(WrongKernel):
         honest = self.inner.reference()
         if not next(self.other):
             return honest
-        run = WrongKernel(self.inner, self.op).run
+        run = WrongKernel(self.inner, self.op, always=True).run
         wrong: Any = SimpleNamespace(run=lambda case: run([case])[0])
         return cast(ReferenceRuntime, wrong)
 
 
 @pytest.mark.parametrize("other", [[False, False, False], [False, False, True]], ids=str)
 def test_the_reference_must_repeat_too(other: list[bool]) -> None:
-    backend = Doubtful(eager(), "neg", iter(other))
+    backend = Doubtful(eager(), "neg", always=True, other=iter(other))
     said = Remedied(GAP, lambda trial, found: "other").explains(Trial.of(CASE, backend), CHANGES)
-    assert said == ("" if any(other) else "onednn-conv-gap")
+    assert said == ("" if any(other) else "compile-custom-op-promise")

@@ -3,13 +3,14 @@
 `torch.jit.script` and `torch.jit.trace` do not run `torch.autocast` inside a program. Before a
 graph is optimised, a pass writes casts into it (`torch/csrc/jit/passes/autocast.cpp`).
 `amp_fuzz.backends.torchscript_autocast` is that pass, written again from its list and its
-documents; `tests/backends/test_torchscript_autocast.py` compares the two op by op. The reference
-of the TorchScript backend can run the program's own graph with the casts that *our* pass writes.
+documents; `tests/backends/test_torchscript_autocast.py` compares the two op by op. Where the two
+sides differ, the reference of these backends runs the program's own graph with the casts that *our*
+pass writes. What the pass does by its documents is no divergence.
 A divergence is one of the bugs below only if that graph agrees with TorchScript in every dtype,
 value and gradient, and raises the same errors. [TorchScript: what random programs meet](../torchscript.md) says how often
 random programs meet them, and what else TorchScript does.
 
-## torchscript-pass: TorchScript casts after a list of its own
+## The documented pass: TorchScript casts after a list of its own
 
 The limits of the pass are documented in `torch/csrc/jit/JIT-AUTOCAST.md` and in
 [#75956](https://github.com/pytorch/pytorch/issues/75956):
@@ -120,7 +121,7 @@ graph makes requires grad ([torchscript-requires-grad]), so the next such graph 
 program that was traced or profiled under `no_grad` (the first pass of a reentrant checkpoint) and
 trains later falls back as a whole.
 
-The bug shows only beside [torchscript-pass]. The reference runs the optimised graph of its own
+The bug shows only beside the casts of the documented pass. The reference runs the optimised graph of its own
 casts, asks torch's profiler which parts fell back, and casts those a second time.
 
 ## trace-weight-cache: a cast weight is a constant of the trace
@@ -194,85 +195,6 @@ __all__ = ["BUGS"]
 OFF = Autocast(enabled=False)
 
 BUGS = (
-    Bug(
-        id="torchscript-pass",
-        what="TorchScript casts after a list of its own, on top of the autocast around the scripted program",
-        why="documented: one list for all devices, promotion where dtypes are unknown, contexts not undone",
-        link="https://github.com/pytorch/pytorch/issues/75956",
-        torch=">=2.7",
-        seen="2.15.0",
-        backends=("script*", "trace*"),
-        # No shadow follows it: a dispatch mode around TorchScript's interpreter corrupts the heap.
-        imitation=Imitation(wrap=lowered(casts=True), follows=False),
-        examples=(
-            Example(
-                "script", case([x("x0", 2, dtype="bfloat16", domain="integers")], call("exp", "x0"))
-            ),
-            Example(  # an optional argument of a called function is not cast
-                "script",
-                case(
-                    [x("x0", 4, dtype="bfloat16")],
-                    under(OFF, call("layer_norm", "x0", [4], "x0")),
-                ),
-                wrong="",
-            ),
-            Example(  # an operator that TorchScript writes itself is cast where it stands
-                "script",
-                case(
-                    [x("x0", 4, dtype="float16")],
-                    call("exp", "x0"),
-                    under(OFF, call("mul.scalar", "x0", -1.5, form="operator", to="v1")),
-                ),
-            ),
-            Example(  # a value that a function is given twice is cast twice: its gradients are added in another order
-                "script",
-                case(
-                    [
-                        x("w0", 2, 2, 2, values=f"{0:016x}3fdf4000bea00000{0:032x}"),
-                        x("x1", 2, 2, 2, values=f"3f400000{0:08x}3f3ac000{0:040x}"),
-                        x("x2", domain="zeros"),
-                    ],
-                    call("baddbmm", "x2", "w0", "x1", alpha=-1),
-                    call("tensordot", "v0", "v0", dims=3, to="v1"),
-                ),
-                torch=">=2.9",
-            ),
-            *(
-                # A graph has a custom op whole: where it runs, the op's own rule casts.
-                Example(name, case([x("x0", 2, 2)], *body, contexts=(F16,), backward="none"))
-                for name, body in (
-                    ("trace", [under(OFF, call("linear_op", "x0", "x0", None, 1.0))]),
-                    (
-                        "trace",
-                        [
-                            call("linear_op", "x0", "x0", None, 1.0),
-                            under(BF16, call("mm", "x0", "x0", to="v1")),
-                        ],
-                    ),
-                    (
-                        "script",
-                        [
-                            call("linear_op", "x0", "x0", None, 1.0),
-                            call("exp", "v0", to="v1"),
-                        ],
-                    ),
-                )
-            ),
-            *(
-                # A frozen trace knows the dtypes of its weights and of nothing else.
-                Example(
-                    backend,
-                    case(
-                        [x("x0", 4, 3, dtype="bfloat16"), x("w1", 4, 3, dtype="bfloat16")],
-                        under(NoGrad(), call("cross", value, value)),
-                        backward="none",
-                    ),
-                )
-                for backend, value in (("trace[freeze]", "x0"), ("script[freeze]", "w1"))
-            ),
-        ),
-        rank=60,
-    ),
     Bug(
         id="torchscript-autodiff",
         what="gradients of a scripted program round elsewhere, or raise for two dtypes, from the third call on",

@@ -1,0 +1,311 @@
+"""What a backend does without autocast too is its own; all else is autocast's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+
+from amp_fuzz.backends.eager import EagerBackend
+from amp_fuzz.backends.harness import Observation, Raised, bits
+from amp_fuzz.cases.case import Case, bare, uses_autocast
+from amp_fuzz.cases.program import Autocast
+from amp_fuzz.oracle import attribution
+from amp_fuzz.oracle.attribution import own
+from amp_fuzz.oracle.explicit import Explicit
+from amp_fuzz.oracle.trial import Trial
+from amp_fuzz.oracle.verdict import Verdict
+from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.known import Known
+from tests.helpers import BF16, call, case, under, x
+
+Fault: TypeAlias = Callable[[Case, Observation], None]
+
+SQUARES = [x("x0", 2, 2), x("w1", 2, 2)]
+MM, NEG = call("mm", "x0", "w1"), call("neg", "v0", to="v1")
+ONE = case(SQUARES, MM, backward="none")
+
+
+@dataclass(frozen=True, slots=True)
+class Faulty(EagerBackend):
+    """Eager, with a fault in what each run observes."""
+
+    fault: Fault = field(kw_only=True)
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        """Run cases."""
+        seen = [EagerBackend.observe(self, one) for one in cases]
+        for one, made in zip(cases, seen, strict=True):
+            self.fault(one, made)
+        return seen
+
+
+def times(factor: float, *labels: str) -> Fault:
+    """Return a fault that multiplies values."""
+
+    def fault(one: Case, seen: Observation) -> None:
+        for label in labels:
+            value = seen.values.get(label)
+            if value is not None:
+                seen.values[label] = value * factor
+
+    return fault
+
+
+def raising(message: str) -> Fault:
+    """Return a fault that ends every run in an error."""
+
+    def fault(one: Case, seen: Observation) -> None:
+        seen.values, seen.raised = {}, Raised("RuntimeError", message, 1, "v0 = mm(x0, w1)")
+
+    return fault
+
+
+def leaving(*parts: str) -> Fault:
+    """Return a fault that leaves a state."""
+
+    def fault(one: Case, seen: Observation) -> None:
+        seen.leaked = "; ".join(filter(None, (seen.leaked, *parts)))
+
+    return fault
+
+
+def under_autocast(fault: Fault, otherwise: Fault = lambda one, seen: None) -> Fault:
+    """Return a fault that shows under autocast only."""
+
+    def either(one: Case, seen: Observation) -> None:
+        (fault if uses_autocast(one) else otherwise)(one, seen)
+
+    return either
+
+
+def both(*faults: Fault) -> Fault:
+    """Return several faults at once."""
+
+    def fault(one: Case, seen: Observation) -> None:
+        for each in faults:
+            each(one, seen)
+
+    return fault
+
+
+def judged(
+    fault: Fault, one: Case = ONE, known: Sequence[Known] = (), *, exact: bool = True
+) -> Verdict:
+    return judge_of(Faulty("cpu", exact=exact, fault=fault), known, "all").judge(one)
+
+
+def known(op: str) -> Known:
+    return Known("bug", "a bug", "of a kernel", kinds=("value", "bitwise"), ops=(op,))
+
+
+MODE, CACHE = "grad mode: True became False", "weight cache: True became False"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        times(2, "v0"),
+        raising("no kernel"),
+        leaving(MODE),
+        both(times(2, "v0"), leaving(MODE)),
+    ],
+    ids=["value", "error", "state", "value and state"],
+)
+def test_a_fault_is_the_backends_if_it_shows_without_autocast_too(fault: Fault) -> None:
+    verdict = judged(fault)
+    assert (verdict.outcome, verdict.known) == ("backend", "backend")
+    assert verdict.divergence is not None
+    assert judged(under_autocast(fault)).outcome == "diverged"
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (under_autocast(times(2, "v0"), times(3, "v0")), "bitwise"),
+        (under_autocast(raising("no kernel"), raising("no memory")), "raise"),
+        (under_autocast(leaving(MODE, CACHE), leaving(MODE)), "state"),
+        (under_autocast(raising("no kernel"), times(2, "v0")), "raise"),
+        (under_autocast(times(2, "v0"), raising("no kernel")), "bitwise"),
+    ],
+    ids=["value", "error", "state", "error or value", "value or error"],
+)
+def test_another_fault_without_autocast_explains_none(fault: Fault, kind: str) -> None:
+    verdict = judged(fault)
+    assert verdict.divergence is not None
+    assert (verdict.outcome, verdict.divergence.kind) == ("diverged", kind)
+
+
+def test_of_a_case_with_both_autocasts_part_is_reported() -> None:
+    one = case(SQUARES, MM, NEG, backward="none")
+    mine = times(2, "v0")
+    fault = both(mine, under_autocast(times(2, "v1")))
+    verdict = judged(fault, one)
+    assert verdict.divergence is not None
+    assert (verdict.outcome, verdict.divergence.where) == ("diverged", "v1")
+    verdict = judged(fault, one, [known("neg")])
+    assert (verdict.outcome, verdict.known) == ("known", "bug+backend")
+    assert judged(fault, one, [known("mm")]).outcome == "diverged"
+    assert judged(mine, one, [known("mm")]).outcome == "backend"
+
+
+def test_a_gradient_is_a_label_of_its_own() -> None:
+    one = case([*SQUARES, x("w2", 2, 2)], MM, call("neg", "w2", to="v1"))
+    fault = both(times(2, "w1.grad"), under_autocast(times(2, "w2.grad")))
+    verdict = judged(fault, one)
+    assert verdict.divergence is not None
+    assert (verdict.outcome, verdict.divergence.where) == ("diverged", "w2.grad")
+    assert judged(times(2, "w1.grad"), one).outcome == "backend"
+
+
+def test_a_case_without_autocast_is_the_backends() -> None:
+    assert judged(times(2, "v0"), bare(ONE)).outcome == "backend"
+    disabled = case(SQUARES, under(Autocast(enabled=False), MM), contexts=(), backward="none")
+    assert judged(times(2, "v0"), disabled).outcome == "backend"
+    assert judged(under_autocast(times(2, "v0")), disabled).outcome == "diverged"
+
+
+def test_a_call_that_stays_under_autocast_is_asked_in_the_case_without() -> None:
+    """In the explicit program its fault shows in any case."""
+    one = case(SQUARES, call("linear_op", "x0", "w1", None, 1.0), NEG, backward="none")
+    for fault in (times(2, "v0"), times(2, "v1"), times(2, "v0", "v1")):
+        assert judged(fault, one).outcome == "backend"
+    for fault in (times(2, "v0"), times(2, "v0", "v1")):
+        assert judged(under_autocast(fault), one).outcome == "diverged"
+
+
+def test_a_gradient_that_the_explicit_program_has_otherwise_is_asked_in_the_case_without() -> None:
+    """Of a custom op: in its body the casts have no gradients, but as statements they round."""
+    one = case(SQUARES, MM, entry="custom_op")
+    assert judged(times(2, "w1.grad"), one).outcome == "backend"
+    assert judged(under_autocast(times(2, "w1.grad")), one).outcome == "diverged"
+
+
+@dataclass(frozen=True, slots=True)
+class Deaf(EagerBackend):
+    """Ignores autocast."""
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        """Run cases without it."""
+        return [EagerBackend.observe(self, bare(one)) for one in cases]
+
+
+def test_a_program_that_computes_something_else_clears_no_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without casts the backend agrees with itself, but the reference does not."""
+
+    def careless(trial: Trial) -> Explicit:
+        plain = bare(trial.case)
+        return Explicit(plain, trial.refer(plain))
+
+    judge = judge_of(Deaf("cpu"), (), "none")
+    assert judge.judge(ONE).outcome == "diverged"
+    monkeypatch.setattr("amp_fuzz.oracle.trial.explicit", careless)
+    assert judge.judge(ONE).outcome == "diverged"
+    monkeypatch.setattr(attribution._Asked, "_says", lambda *_: True)
+    assert judge.judge(ONE).outcome == "backend", "the proof is not what prevents it"
+
+
+def changing(fault: Fault) -> Fault:
+    """Return a fault that shows in every other run."""
+    runs = count()
+    return lambda one, seen: fault(one, seen) if next(runs) % 2 else None
+
+
+def test_what_changes_from_run_to_run_without_autocast_is_the_backends() -> None:
+    verdict = judged(changing(times(2, "v0")))
+    assert verdict.divergence is not None
+    assert (verdict.outcome, verdict.divergence.kind) == ("backend", "nondeterminism")
+    verdict = judged(under_autocast(changing(times(2, "v0"))))
+    assert verdict.divergence is not None
+    assert (verdict.outcome, verdict.divergence.kind) == ("diverged", "nondeterminism")
+
+
+def test_what_changes_may_change_what_is_computed_from_it_alone() -> None:
+    one = case(SQUARES, MM, NEG, call("sin", "x0", to="v2"), backward="none")
+    mine = times(2, "v0", "v1")
+    assert judged(changing(mine), one).outcome == "backend"
+    fault = under_autocast(times(2, "v2"))
+    verdict = judged(both(changing(mine), fault), one)
+    assert verdict.divergence is not None
+    assert (verdict.outcome, verdict.divergence.where) == ("diverged", "v2")
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_a_relation_that_holds_nowhere_is_the_backends(always: bool) -> None:
+    """A second call gives another value, in a run that is right at first."""
+    one = case(SQUARES, MM, calls=2, backward="none")
+    fault = times(2, "call1.v0")
+
+    def second(given: Case, seen: Observation) -> None:
+        if always or uses_autocast(given):
+            fault(given, seen)
+
+    backend = Faulty("cpu", fault=second)
+    trial = Trial.of(one, backend)
+    found = trial.within()
+    assert found is not None
+    assert own(trial, found).relation == (found.where if always else "")
+
+
+def off(seen: Observation, label: str) -> None:
+    """Change the last bit of a value's first element."""
+    value = seen.values.get(label)
+    if value is not None:
+        seen.values[label] = value = value.clone()
+        bits(value).view(-1)[0] ^= 1
+
+
+def rounding(fault: Fault) -> Fault:
+    """Return a fault after which the last bit is another one."""
+
+    def fault_and_rounding(one: Case, seen: Observation) -> None:
+        fault(one, seen)
+        off(seen, "v0")
+
+    return fault_and_rounding
+
+
+@pytest.mark.parametrize(
+    ("otherwise", "outcome"),
+    [
+        (rounding(times(2, "v0")), "backend"),
+        (rounding(lambda one, seen: None), "diverged"),
+        (times(-2, "v0"), "diverged"),
+    ],
+    ids=["it rounds otherwise", "it is right", "it is wrong in another way"],
+)
+def test_where_bits_need_not_repeat_rounding_must_explain_the_rest(
+    otherwise: Fault, outcome: str
+) -> None:
+    fault = under_autocast(times(2, "v0"), otherwise)
+    assert judged(fault, exact=False).outcome == outcome
+    assert judged(fault).outcome == "diverged", "where they must, all else is autocast's"
+
+
+def test_a_gradient_that_is_missing_in_both_is_the_backends() -> None:
+    def missing(one: Case, seen: Observation) -> None:
+        if "w1.grad" in seen.values:
+            seen.values["w1.grad"] = None
+
+    one = case(SQUARES, MM)
+    assert judged(missing, one).outcome == "backend"
+    assert judged(under_autocast(missing), one).outcome == "diverged"
+
+
+def test_a_dtype_without_values_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where results have no values, dtypes and shapes are all that is compared."""
+
+    def wide(one: Case, seen: Observation) -> None:
+        value: Any = seen.values["v0"]
+        seen.values["v0"] = torch.zeros_like(value, dtype=torch.float64)
+
+    for fault, outcome in ((wide, "backend"), (under_autocast(wide), "diverged")):
+        backend = replace(Faulty("cpu", fault=fault), values=False)
+        assert judge_of(backend, (), "none").judge(ONE).outcome == outcome
+    assert BF16 in ONE.plan.contexts
