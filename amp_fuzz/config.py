@@ -424,8 +424,8 @@ class Options:
         "list",
         (),
         "KIND,...",
-        f"Further kinds that fail a run: {', '.join(NOTE_KINDS)}, incident.",
-        choices=(*NOTE_KINDS, "incident"),
+        f"What else fails a run: {', '.join(NOTE_KINDS)}, incident, backend.",
+        choices=(*NOTE_KINDS, "incident", "backend"),
     )
     require: tuple[str, ...] = _option(
         "list", (), "NAME,...", "Backends that must be ready; otherwise exit with code 4."

@@ -139,7 +139,8 @@ class Facts:
     promise about results; "" if that is autocast's own. seen: a sentence on how a divergence was
     observed. compiles: whether each program is compiled, which takes seconds. partial: a function
     that may raise for a callable regardless of autocast; such an error is no finding of a check.
-    installs: what pip must install for scripts that run it with amp-fuzz.
+    installs: what pip must install for scripts that run it with amp-fuzz. imports: the modules that
+    its library imports at the first call, where that takes seconds.
     """
 
     area: str = ""
@@ -149,6 +150,7 @@ class Facts:
     compiles: bool = False
     partial: str = ""
     installs: str = ""
+    imports: tuple[str, ...] = ()
 
 
 @runtime_checkable

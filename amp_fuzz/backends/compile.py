@@ -59,6 +59,12 @@ __all__ = ["LADDER", "CompileBackend", "backends"]
 # Each does more than the one before it: the first that diverges has the bug.
 LADDER = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
 
+# The roots of what torch 2.13 imports at the first compilation. All of AOTAutograd's rungs import
+# Inductor's lowerings, for a helper of `fx_graph_cse`.
+_DYNAMO = ("torch._dynamo.repro.after_dynamo", "torch.export._trace")
+_AOT = (*_DYNAMO, "torch._inductor.pattern_matcher")
+_IMPORTS = {"eager": _DYNAMO, "inductor": (*_AOT, "torch._inductor.compile_fx")}
+
 
 @dataclass(frozen=True, slots=True)
 class CompileBackend(TorchRepros, TorchBackend):
@@ -190,6 +196,7 @@ class CompileBackend(TorchRepros, TorchBackend):
             made="compiled with `torch.compile`",
             promise=f"[`torch.compile`]({link}): a compiled program computes what eager computes.",
             compiles=True,
+            imports=_IMPORTS.get(self.rung, _AOT),
         )
 
     def blame(self, agrees: Callable[[], bool]) -> str:

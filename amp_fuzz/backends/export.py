@@ -129,6 +129,7 @@ class ExportBackend(TorchRepros, TorchBackend):
             made="exported with `torch.export`",
             promise=f"[`torch.export`]({link}): an exported program computes what eager computes.",
             partial="torch.export",
+            imports=("torch._dynamo.repro.after_dynamo", "torch.export._trace"),
         )
 
     def source(self, case: Case) -> str:

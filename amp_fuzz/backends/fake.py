@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from amp_fuzz.backends import device_guards, harness
@@ -26,6 +25,7 @@ from amp_fuzz.backends.dispatcher import has_autocast
 from amp_fuzz.backends.eager import has_device
 from amp_fuzz.backends.harness import Observation, Runtime
 from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
+from amp_fuzz.backends.refusals import Refusing
 from amp_fuzz.backends.reproducing import TorchRepros, source_of
 from amp_fuzz.backends.torch_base import TorchBackend
 from amp_fuzz.cases.case import CUSTOM_OPS, Case, Plan
@@ -89,14 +89,14 @@ _LOGGER = logging.getLogger("torch._subclasses.fake_tensor")
 
 
 @lru_cache(maxsize=1)
-def _mode() -> FakeTensorMode:
+def _mode() -> Refusing:
     # One for all cases: creating one costs about as much as a small program.
-    return FakeTensorMode()
+    return Refusing()
 
 
 @contextmanager
 def fake_tensors(device: str) -> Iterator[None]:
-    """Enter the process's `FakeTensorMode`, silenced, with a device guard for its tensors.
+    """Enter the process's fake mode, silenced, with a device guard for its tensors.
 
     `torch.autocast`, which `custom_fwd` enters, asks until 2.9 whether macOS is new enough for
     bfloat16 on mps. A torch without mps raises there. And a torch that was built with CUDA asks
@@ -184,7 +184,7 @@ class FakeBackend(TorchRepros, TorchBackend):
             return harness.run(case, self.runtime())
         finally:
             if case.plan.entry in CUSTOM_OPS:  # an op that is never called again stays in the cache
-                FakeTensorMode.cache_clear()
+                Refusing.cache_clear()
 
     def runtime(self, **more: Any) -> Runtime:
         """Return torch's autocast kernels of the device, on fake tensors."""

@@ -17,7 +17,7 @@ from amp_fuzz.cases.literals import bits_of, numbers
 from amp_fuzz.cases.program import (
     Arg,
     Autocast,
-    Context,
+    Checkpoint,
     DType,
     Items,
     Node,
@@ -349,7 +349,7 @@ def map_autocast(case: Case, **changes: object) -> Case:
     )
 
 
-def has_context(body: tuple[Node, ...], kind: type[Context]) -> bool:
+def has_context(body: tuple[Node, ...], kind: type[Checkpoint] | type[Autocast]) -> bool:
     """Return whether a body contains a region of that kind."""
     return any(
         isinstance(n, Region) and (isinstance(n.context, kind) or has_context(n.body, kind))

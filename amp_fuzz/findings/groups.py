@@ -58,7 +58,7 @@ from amp_fuzz.oracle.labels import Named, tainted
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.records.baseline import Entry, match
 from amp_fuzz.records.fingerprint import fingerprint, fingerprinted, ingredient, kind_of, special
-from amp_fuzz.records.schema import DivergenceRecord, Note
+from amp_fuzz.records.schema import OWN, DivergenceRecord, Note, listed
 from amp_fuzz.reference import Supposed
 from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.upstream.supposed import agrees_with
@@ -168,7 +168,7 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """A case shows this cause. entry: the baseline entry that accepts it, or ""."""
+    """A case shows this cause. entry: the baseline entry that accepts it, `OWN`, or ""."""
 
     fingerprint: str
     entry: str = ""
@@ -200,6 +200,9 @@ def examine(
     seconds: for minimising each; 0 does not minimise. seen: called with each case before it runs.
     """
     work = _Examination(judge, verdict, groups, baseline, family, seconds, seen)
+    if verdict.known == OWN:
+        yield from work.own()
+        return
     if verdict.known:
         yield from work.listed()
         return
@@ -210,6 +213,7 @@ def examine(
 
 
 _PLAN = "plan: "
+_OWN = 5.0  # seconds to minimise what autocast has no part in
 
 # The warning of shadows that cannot follow.
 _NO_SHADOW = ("the shadows did not come", "the band of")
@@ -237,6 +241,23 @@ class _Examination:
         if signature not in self.groups.signatures:
             self.groups.signatures.add(signature)
             yield from self.minimised(self.verdict, min(self.seconds, 2.0))
+
+    def own(self) -> Iterator[Step | Met]:
+        """Yield the cause of what the backend does without autocast too, minimised once."""
+        looks, look = self.groups.looks, signature_of(self.verdict.finding(self.family))
+        if look not in looks:
+            record = fingerprinted(self.verdict.finding(self.family))
+            try:
+                for step in self.minimised(self.verdict, min(self.seconds, _OWN)):
+                    record = step.record
+                    yield step
+            except KeyboardInterrupt:
+                yield Step(record, last=True)
+                raise
+            looks[look] = (record.fingerprint,)
+        accepted = {entry.fingerprint: entry.id for entry in self.baseline}
+        for cause in looks[look]:
+            yield Met(cause, accepted.get(cause, OWN))
 
     # -- which statements -------------------------------------------------------------------------
 
@@ -354,7 +375,10 @@ class _Examination:
         guilty = None if case is None else culprit(self.judge, case)
         if case is None or guilty is None or guilty.case is None:
             return None
-        return self.judged(guilty.case) if _ops(guilty.case) != _ops(case) else None
+        if _ops(guilty.case) == _ops(case):
+            return None
+        inner = self.judged(guilty.case)
+        return inner if inner is not None and not inner.known else None
 
     def within(self, look: Look, inner: Verdict) -> Iterator[Step | Met]:
         """Yield the cause of a kernel inside an op, and count the look with it."""
@@ -543,7 +567,7 @@ class _Examination:
                     continue
                 op = event.op if last.case == event.case else ""
                 record = last.finding(self.family, last.case, op=op)
-                blamed = "" if part.known else part_of(judge, last, stage, self.seen)
+                blamed = "" if listed(part.known) else part_of(judge, last, stage, self.seen)
                 yield (
                     msgspec.structs.replace(
                         _of(record, self.verdict.case), nearest=event.nearest, part=blamed
@@ -643,10 +667,14 @@ def signature_of(record: DivergenceRecord) -> Look:
     """Return the key under which findings that are not minimised count as one.
 
     A known finding is kept once for each backend and kind, a new one once for each op at which it
-    shows, an error without an op once for each text.
+    shows, an error without an op once for each text, one that autocast has no part in for each op
+    and dtypes.
     """
-    about = "" if record.known else record.op
+    sort = (record.backend, record.kind, record.known)
+    if listed(record.known):
+        return (*sort, "")
+    about = record.op
     if record.kind == "raise" and not about:
         raised = f"{record.expected} -> {record.observed}"
         about = re.sub(r"[\d.]+|\[.*?\]|'.*?'", "#", raised)[:160]
-    return (record.backend, record.kind, record.known, "" if record.known else about)
+    return (*sort, about, record.dtypes) if record.known == OWN else (*sort, about)

@@ -13,6 +13,7 @@ from amp_fuzz.oracle.labels import guilty_op
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.records.baseline import Entry
 from amp_fuzz.records.fingerprint import kind_of
+from amp_fuzz.records.schema import listed
 from amp_fuzz.upstream.supposed import agrees_with
 
 __all__ = ["happens", "still"]
@@ -36,7 +37,7 @@ def still(judge: Judge, entry: Entry, case: Case) -> Verdict:
 def happens(judge: Judge, entry: Entry, verdict: Verdict) -> bool:
     """Return whether a verdict matches an entry: the kind at the op, or the policy."""
     found = verdict.divergence
-    if found is None or verdict.known:
+    if found is None or listed(verdict.known):
         return False
     if entry.kind == "policy":
         observed = judge.backend.run([verdict.case])[0]

@@ -17,6 +17,7 @@ from amp_fuzz.findings.supervision.supervisor import Dead, talk
 from amp_fuzz.findings.supervision.worker import prepared
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.records.baseline import Entry
+from amp_fuzz.records.schema import OWN
 from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.upstream.known import Known
 
@@ -88,6 +89,8 @@ def _judged(judge: Judge, entry: Entry, case: Case) -> Came:
         return Came("not seen", f"in {TRIES} runs: it may be nondeterministic")
     if found is None:
         return Came("fixed")
+    if verdict.known == OWN:
+        return Came("changed", f"{found.kind} that shows in the same way without autocast")
     if verdict.known:
         return Came("listed", f"the known list explains it as {verdict.known}")
     return Came("changed", f"{found.kind} at {found.where}" if found.where else found.kind)

@@ -86,11 +86,12 @@ def calls_of(case: Case, runtime: ReferenceRuntime) -> _Calls:
 def explicit(trial: Trial) -> Explicit | None:
     """Return the explicit program of a trial's case, or None if there is none.
 
-    There is none for a case without autocast, or whose autocast stays around every statement.
+    There is none for a case without autocast, or whose autocast stays around every statement, or
+    for one that stands for a callable.
     """
     case = trial.case
     plain = _unwrapped(case)
-    if plain is None:
+    if plain is None or any(s.op not in CATALOGUE for s in statements(case.program.body)):
         return None
     with trial.within_scope():
         calls = calls_of(case, trial.backend.reference())

@@ -17,12 +17,19 @@ import msgspec
 from packaging.version import InvalidVersion, Version
 
 from amp_fuzz.cases.case import Case
-from amp_fuzz.records.schema import GIVEN, CaseRecord, DivergenceRecord, Record, RunRecord
+from amp_fuzz.records.schema import (
+    GIVEN,
+    CaseRecord,
+    DivergenceRecord,
+    Record,
+    RunRecord,
+    outcome_of,
+)
 from amp_fuzz.records.store import Store, StoreError
 
 __all__ = ["Life", "Seen", "Step", "history", "lives"]
 
-State: TypeAlias = Literal["new", "known", "fixed", "back"]
+State: TypeAlias = Literal["new", "known", "backend", "fixed", "back"]
 _decoder = msgspec.json.Decoder(Record)
 
 # What stands in the lines of records that say something of a cause, or that judge a case again.
@@ -56,6 +63,7 @@ class Life(NamedTuple):
     """What the runs of a store say of a cause.
 
     state: ``new``; ``known`` if a list of known bugs or the baseline explains its case now;
+    ``backend`` if its case is now seen to differ in the same way without autocast;
     ``fixed`` if the last run that judged its case found that both sides agree; ``back`` if it was
     fixed and has been seen since. first, last: the first and the last run that saw it. fixed: the
     run that found it fixed last, or None.
@@ -184,10 +192,10 @@ def _after(
     asked = (life.last, life.fixed) if life is not None else ()
     if any(other is not None and _older(seen, other) for other in asked):
         return life
-    for outcome in ("diverged", "known"):
+    for outcome in ("diverged", "known", "backend"):
         if outcome in outcomes:
-            back = outcome == "diverged" and life is not None and life.state in ("fixed", "back")
-            state: State = "known" if outcome == "known" else "back" if back else "new"
+            back = life is not None and life.state in ("fixed", "back")
+            state: State = outcome if outcome != "diverged" else "back" if back else "new"
             return Life(state, life.first if life else seen, seen, life.fixed if life else None)
     if life is None or finding.kind == "nondeterminism":  # what does not show proves nothing
         return life
@@ -252,5 +260,4 @@ def _of(record: Record) -> Iterator[_Said]:
 
 def _diverged(backend: str, case: str, known: str, fingerprint: str) -> _Said:
     """Return what a divergence says. Of a process that died, nothing else tells."""
-    outcome = "known" if known else "diverged"
-    return _Said(backend, case, outcome, (fingerprint,) if fingerprint else ())
+    return _Said(backend, case, outcome_of(known), (fingerprint,) if fingerprint else ())

@@ -12,6 +12,7 @@ import msgspec
 
 from amp_fuzz.records.fingerprint import ingredient
 from amp_fuzz.records.schema import (
+    DIVERGING,
     CaseRecord,
     DamageRecord,
     DivergenceRecord,
@@ -21,6 +22,7 @@ from amp_fuzz.records.schema import (
     Note,
     NoteRecord,
     Record,
+    outcome_of,
 )
 
 __all__ = [
@@ -139,8 +141,8 @@ def diverged(
 
 def alone(found: DivergenceRecord) -> KernelRow:
     """Return the row of a divergence whose case has no record: its worker died, or it is lost."""
-    outcome = "known" if found.known else "diverged"
-    return KernelRow(-1, found.op, found.policy or "none", found.dtypes, outcome, found.kind, 0)
+    outcome, policy = outcome_of(found.known), found.policy or "none"
+    return KernelRow(-1, found.op, policy, found.dtypes, outcome, found.kind, 0)
 
 
 def _guilty(record: CaseRecord, found: DivergenceRecord | None) -> KernelRecord:
@@ -173,7 +175,7 @@ def rows(
             yield "findings", (run, *_finding(row, record))
             continue
         head: tuple[object, ...] = record.id, record.family, record.outcome, record.kind
-        if record.outcome in ("known", "diverged"):
+        if record.outcome in DIVERGING:
             key = record.backend, record.id
             told.add(key)
             where, kernels = diverged(record, found.get(key))

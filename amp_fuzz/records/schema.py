@@ -15,6 +15,7 @@ import msgspec
 from amp_fuzz.cases.case import Case
 
 __all__ = [
+    "DIVERGING",
     "GIVEN",
     "MOST_EXCESS",
     "NOTE_KINDS",
@@ -35,6 +36,8 @@ __all__ = [
     "Record",
     "RunRecord",
     "incident_line",
+    "listed",
+    "outcome_of",
     "unanswered",
 ]
 
@@ -45,8 +48,23 @@ MOST_EXCESS = 1e9  # JSON has no infinity
 GIVEN = ("baseline", "findings", "corpus", "replay")
 
 Outcome: TypeAlias = Literal["agreed", "raised", "backend", "known", "diverged"]
-OWN = "backend"
+DIVERGING: tuple[Outcome, ...] = ("backend", "known", "diverged")
+
+OWN: Literal["backend"] = "backend"
 """In the place of a known bug: the backend differs in the same way without autocast."""
+
+
+def listed(known: str) -> bool:
+    """Return whether a list explains a divergence, by the ids that its record names."""
+    return known not in ("", OWN)
+
+
+def outcome_of(known: str) -> Outcome:
+    """Return the outcome of a case that diverged, by the ids that its record names."""
+    if listed(known):
+        return "known"
+    return "backend" if known else "diverged"
+
 
 NoteKind: TypeAlias = Literal["precision", "autocast-raises", "portability"]
 NOTE_KINDS: tuple[NoteKind, ...] = get_args(NoteKind)
@@ -98,11 +116,11 @@ class RunRecord(msgspec.Struct, frozen=True):
     """The head of a run.
 
     started: UTC in ISO 8601. baseline: the file, if there is one. options: those that affect how
-    its cases are judged, as commands take them (``--plugins=mine``). fail_on: the kinds of notes
-    that fail it. require_coverage: the percentage of autocast kernels that each backend must reach.
-    known: the known bugs of its backends. machine: processor, cores, memory.
-    commits: of ``amp-fuzz``, if it ran from a checkout, and of the ``project`` in whose checkout
-    the run was started. branch: of the latter. flags: settings that change numbers
+    its cases are judged, as commands take them (``--plugins=mine``). fail_on: what else fails it:
+    kinds of notes, ``incident``, ``backend``. require_coverage: the percentage of autocast kernels
+    that each backend must reach. known: the known bugs of its backends. machine: processor, cores,
+    memory. commits: of ``amp-fuzz``, if it ran from a checkout, and of the ``project`` in whose
+    checkout the run was started. branch: of the latter. flags: settings that change numbers
     (docs/reference/settings.md) when the run began: the expression that reads each, and its value.
     configuration: the options that are not at their default, as text. threshold: the excess over
     which a value diverges. A run of an earlier amp-fuzz has none of these six.
@@ -195,11 +213,11 @@ class CaseRecord(msgspec.Struct, frozen=True, tag="case"):
     kernels that torch documents as nondeterministic. uncompiled: it agreed, but the compiler made
     no graph of it.
     groups: fingerprints of its causes, if it diverged and no known list explains it; it counts for
-    the first. platform: the platform of a backend that chooses one itself: ``cpu``, ``gpu`` or
-    ``tpu`` for JAX. notes: at most one of each group. plan: its ingredients, as
-    `fingerprint.ingredient` names them. excess: the largest that was measured,
-    at most `MOST_EXCESS`; -1 if no value differed in a bit or no shadow could follow. excess_op:
-    the op that computed that value, or "".
+    the first. outcome: ``backend`` if the backend differs in the same way without autocast.
+    platform: the platform of a backend that chooses one itself: ``cpu``, ``gpu`` or ``tpu`` for
+    JAX. notes: at most one of each group. plan: its ingredients, as `fingerprint.ingredient` names
+    them. excess: the largest that was measured, at most `MOST_EXCESS`; -1 if no value differed in a
+    bit or no shadow could follow. excess_op: the op that computed that value, or "".
     """
 
     id: str
@@ -228,12 +246,12 @@ class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
     """A divergence, with the case that shows it.
 
     op, policy, dtypes: of the first statement that diverges ("" if none does: a gradient, the
-    state). known: the id of the known entry that explains it, or "". minimised: a smaller case with
-    the same divergence. stage: for a compiler, the first rung of its ladder that diverges, or "".
-    part: the guilty part of that rung, if torch's bisector names one:
-    ``lowerings: avg_pool3d_backward``, ``emulate_precision_casts``, or "". bare: the case diverges
-    in the same way without its autocast contexts. nearest: a case similar to the minimised one that
-    agrees with the reference. fingerprint: ten hex digits that name the cause; see
+    state). known: the id of the known entry that explains it, `OWN`, or "". minimised: a smaller
+    case with the same divergence. stage: for a compiler, the first rung of its ladder that
+    diverges, or "". part: the guilty part of that rung, if torch's bisector names one: ``lowerings:
+    avg_pool3d_backward``, ``emulate_precision_casts``, or "". bare: the case diverges in the same
+    way without its autocast contexts. nearest: a case similar to the minimised one that agrees with
+    the reference. fingerprint: ten hex digits that name the cause; see
     `amp_fuzz.records.fingerprint`. general: other ops in place of the guilty one show the same.
     overload: the guilty kernel, if there is only one. as_if: the policies, or ``none``, that would
     explain the whole case in place of that kernel's own; for a `general` divergence, the settings

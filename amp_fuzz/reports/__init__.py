@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from amp_fuzz.records.schema import DivergenceRecord
     from amp_fuzz.reports.frames import RunData
     from amp_fuzz.reports.trend import Numbers
-    from amp_fuzz.reports.view import Bug, View
+    from amp_fuzz.reports.view import Bug, FindingView, View
 
 __all__ = ["Report", "load", "read", "terminal", "write", "written"]
 
@@ -74,17 +74,21 @@ def read(store: Store, run_id: str, *, known: Sequence[Bug] = ()) -> Report:
     data = load(store, run_id)
     seen = view(data, known)
     unread: list[str] = []
-    causes = [*_findings(store), *(f.record for f in seen.new)]
+    causes = [*_findings(store), *(f.record for f in (*seen.new, *seen.own))]
     steps, told = history(store, causes, until=run_id, unread=unread)
     runs = trend(store, steps, run_id, _numbers(seen))
-    new = []
-    for finding in seen.new:
-        life = told.get((finding.record.backend, finding.id))
-        earlier = life is not None and life.first.run != run_id
-        new.append(replace(finding, life=str(life)) if earlier else finding)
+
+    def lived(findings: Sequence[FindingView]) -> tuple[FindingView, ...]:
+        lives = [told.get((f.record.backend, f.id)) for f in findings]
+        return tuple(
+            replace(f, life=str(life)) if life is not None and life.first.run != run_id else f
+            for f, life in zip(findings, lives, strict=True)
+        )
+
+    new, own = lived(seen.new), lived(seen.own)
     left_out = f"earlier runs that cannot be read: {len(unread)}: {unread[0]}" if unread else ""
     notes = (*seen.notes, left_out) if left_out else seen.notes
-    return Report(data, replace(seen, new=tuple(new), notes=notes, trend=runs))
+    return Report(data, replace(seen, new=new, own=own, notes=notes, trend=runs))
 
 
 def _findings(store: Store) -> Iterator[DivergenceRecord]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
-from amp_fuzz.records.schema import GIVEN
+from amp_fuzz.records.schema import GIVEN, OWN
 from amp_fuzz.reports import Report
 from amp_fuzz.reports.printable import plural
 from amp_fuzz.reports.view import BackendView, FindingView, met
@@ -22,6 +22,8 @@ _GONE, _CHANGED = 0.01, 0.001  # chances below which a difference is said
 
 class Change(NamedTuple):
     """A cause, or a known bug, on a backend.
+
+    own: whether it is a cause that shows in the same way without autocast.
 
     state: new: only the second run met it, and if it is a known bug, chance does not explain that.
     fixed: the second run judged its case again, and both sides agreed. changed: it did, and the
@@ -41,6 +43,7 @@ class Change(NamedTuple):
     of_after: int
     known: bool
     replay: str
+    own: bool = False
 
 
 class Speed(NamedTuple):
@@ -81,7 +84,7 @@ def compare(before: Report, after: Report) -> Comparison:
     ran, runs = ({b.name for b in side.view.backends if b.cases} for side in (before, after))
     changes = [change for change in _changes(before, after) if change.backend in both]
     order: Sequence[State] = ("new", "more", "fewer", "fixed", "changed", "gone", "not seen")
-    changes.sort(key=lambda c: (c.known, order.index(c.state), -c.after, -c.before, c.id))
+    changes.sort(key=lambda c: (c.known, c.own, order.index(c.state), -c.after, -c.before, c.id))
     return Comparison(
         before.view.run_id,
         after.view.run_id,
@@ -135,7 +138,8 @@ def _drawn(report: Report, backend: BackendView) -> int:
     return int(((cases["backend"] == backend.name) & ~cases["family"].isin(GIVEN)).sum())
 
 
-_Key: TypeAlias = tuple[str, bool, str]
+_Sort: TypeAlias = Literal["", "backend", "known"]
+_Key: TypeAlias = tuple[str, _Sort, str]
 
 
 def _changes(before: Report, after: Report) -> Iterator[Change]:
@@ -144,7 +148,8 @@ def _changes(before: Report, after: Report) -> Iterator[Change]:
     one, other = _causes(before), _causes(after)
     again, called = _again(after), [_called(side) for side in (before, after)]
     for key in one.keys() | other.keys():
-        backend, known, name = key
+        backend, sort, name = key
+        known = sort == "known"
         was, now = (side[key].cases if key in side else 0 for side in (one, other))
         of = drawn.get(backend, (0, 0))
         met = other.get(key) or one[key]
@@ -162,7 +167,8 @@ def _changes(before: Report, after: Report) -> Iterator[Change]:
         elif state in ("new", "gone"):
             state = "more" if state == "new" else "fewer"
         if state is not None:
-            yield Change(state, backend, name, met.title, was, now, *of, known, met.replay)
+            own = sort == OWN
+            yield Change(state, backend, name, met.title, was, now, *of, known, met.replay, own)
 
 
 class _Cause(NamedTuple):
@@ -185,9 +191,9 @@ def _causes(report: Report) -> Mapping[_Key, _Cause]:
     for new in new_causes:
         counts.setdefault(_key(new), new.cases)
     for known in known_causes:
-        counts |= {(backend, True, known.id): n for backend, n in known.backends}
+        counts |= {(backend, "known", known.id): n for backend, n in known.backends}
     found: dict[_Key, _Cause] = {}
-    for new in report.view.new:
+    for new in (*report.view.new, *report.view.own):
         record, key = new.record, _key(new)
         title = f"{new.title} on {record.backend}"
         cause = _Cause(title, counts.get(key, 0), new.id, record.kind, record.op, new.replay)
@@ -196,13 +202,14 @@ def _causes(report: Report) -> Mapping[_Key, _Cause]:
         # Ops of a known bug are told only if it has one.
         op = known.ops[0][0] if len(known.ops) == 1 else ""
         for backend, _ in known.backends:
-            key = backend, True, known.id
+            key = backend, "known", known.id
             found[key] = _Cause(known.what, counts.get(key, 0), "", "", op, known.replay)
     return found
 
 
 def _key(new: FindingView) -> _Key:
-    return new.record.backend, False, new.record.fingerprint or new.id
+    sort: _Sort = OWN if new.record.known == OWN else ""
+    return new.record.backend, sort, new.record.fingerprint or new.id
 
 
 def _again(report: Report) -> dict[tuple[str, str], State]:
@@ -291,7 +298,8 @@ def failing(comparison: Comparison, wanted: Iterable[Condition]) -> Iterator[str
                     if (less := speed.reached[0] - speed.reached[1]) > 0:
                         yield f"{speed.backend} reaches {plural(less, 'kernel')} fewer"
             case name:
-                count = sum(c.state == name and not c.known for c in comparison.changes)
+                causes = [c for c in comparison.changes if not (c.known or c.own)]
+                count = sum(c.state == name for c in causes)
                 if count:
                     how = "met more often" if name == "more" else name
                     yield f"{plural(count, 'cause')} {'is' if count == 1 else 'are'} {how}"

@@ -31,8 +31,13 @@ def render(found: Comparison, before: Report, after: Report) -> Iterator[str]:
     header = ("backend", "cases", "cases/s", "kernels reached")
     rows = [_speed(speed) for speed in found.backends]
     yield from layout(header, rows, _WIDTH, left=range(len(header)), drop=())
-    for known, what in ((False, "causes"), (True, "known bugs")):
-        changes = [change for change in found.changes if change.known == known]
+    own = [change for change in found.changes if change.own]
+    sorts = {
+        "causes": [change for change in found.changes if not (change.known or change.own)],
+        **({"without autocast's doing": own} if own else {}),
+        "known bugs": [change for change in found.changes if change.known],
+    }
+    for what, changes in sorts.items():
         yield f"\n{what}:{'' if changes else ' nothing changed'}"
         for change in changes:
             yield from _change(change)

@@ -46,7 +46,7 @@ __all__ = [
     "write",
 ]
 
-Status: TypeAlias = Literal["agree", "raise", "known", "differs"]
+Status: TypeAlias = Literal["agree", "raise", "own", "known", "differs"]
 
 STATUSES: tuple[Status, ...] = get_args(Status)
 AUTOCAST_DTYPES = ("bfloat16", "float16")
@@ -60,7 +60,8 @@ class Cell:
     one. policy: its policy in the device's table, or "none". call: its source. shapes: of its
     inputs. input_dtypes: of the floating inputs, in order. expected, observed: the result dtypes
     under the reference and under the backend (``float32``, ``float32, int64``), or
-    ``raises RuntimeError``. status: ``agree`` on a result, ``raise`` if both raise the same.
+    ``raises RuntimeError``. status: ``agree`` on a result, ``raise`` if both raise the same,
+    ``own`` if it differs in the same way without autocast.
     kind: the kind of divergence, "" if there is none. known: the known entries that explain it.
     finding: the divergence, for replay and repro.
     """
@@ -275,7 +276,7 @@ def audited(folder: Path) -> Audit | None:
 
 def counted(counts: Mapping[str, int]) -> str:
     """Return calls by status, the worst first: ``1 differs, 1 agree``; "" for none."""
-    order = ("differs", "known", "agree", "raise")
+    order = ("differs", "known", "own", "agree", "raise")
     return ", ".join(f"{counts[status]:,} {status}" for status in order if counts[status])
 
 
@@ -291,24 +292,29 @@ def summary(cells: Sequence[Cell], folder: Path, notes: Iterable[str] = ()) -> s
     """
     names = list(dict.fromkeys(c.backend for c in cells))
     width = max(map(len, names), default=0)
-    lines = [f"{'':{width}}    cells    agree  both raise    known   differ"]
+    lines = [f"{'':{width}}    cells    agree  both raise      own    known   differ"]
     for name in names:
         row = _counts(c for c in cells if c.backend == name)
-        agree, both, known, differ = row
-        line = f"{sum(row):9,}{agree:9,}{both:12,}{known:9,}{differ:9,}"
+        agree, both, *rest = row
+        line = f"{sum(row):9,}{agree:9,}{both:12,}" + "".join(f"{n:9,}" for n in rest)
         lines.append(f"{name:{width}}{line}")
-    agree, both, explained, differ = _counts(cells)
+    agree, both, own, explained, differ = _counts(cells)
     ops = len({c.op for c in cells})
     lines.append(
         f"{plural(len(cells), 'cell')} of {plural(ops, 'op')}: {agree:,} agree, {both:,} raise "
-        f"the same on both sides, {explained:,} known, {differ:,} differ"
+        f"the same on both sides, {own:,} differ without autocast too, {explained:,} known, "
+        f"{differ:,} differ"
     )
     lines += [
         f"not judged on {name}: {_listed(ops)}: both sides raise in every cell"
         for name, ops in not_judged(cells).items()
     ]
     lines += notes
-    for title, groups in (("known", _by_entry(cells)), ("differs", _by_op(cells))):
+    for title, groups in (
+        ("without autocast too", _by_op(cells, "own")),
+        ("known", _by_entry(cells)),
+        ("differs", _by_op(cells)),
+    ):
         for name, group in groups[:_SHOWN]:
             lines.append(f"{title}: {name} ({plural(len(group), 'cell')})")
             lines.append(f"{' ' * len(title)}  {replay_command(group[0], folder)}")
@@ -337,9 +343,9 @@ def _by_entry(cells: Iterable[Cell]) -> list[tuple[str, list[Cell]]]:
     return sorted(_grouped((c.known, c) for c in cells if c.status == "known").items())
 
 
-def _by_op(cells: Iterable[Cell]) -> list[tuple[str, list[Cell]]]:
+def _by_op(cells: Iterable[Cell], status: Status = "differs") -> list[tuple[str, list[Cell]]]:
     """Group the cells that differ by backend, op and kind; the first cell names the group."""
-    found = _grouped((f"{c.backend} {c.op} {c.kind}", c) for c in cells if c.status == "differs")
+    found = _grouped((f"{c.backend} {c.op} {c.kind}", c) for c in cells if c.status == status)
     return [(describe(group[0]), group) for group in found.values()]
 
 
@@ -405,10 +411,10 @@ _PAGE = """\
 ```
 
 A cell is one call with one combination of input dtypes. `agree`: the reference and the backend have
-the same dtypes, shapes and bits. `raise`: both raise the same error. `known`: they differ, and an
-entry of the known list explains it. `differs`: they differ, and nothing explains it. audit.csv has
-a row for each cell; for a cell that does not agree, its column `replay` has the command that runs
-it again.
+the same dtypes, shapes and bits. `raise`: both raise the same error. `own`: they differ, and in the
+same way without autocast. `known`: they differ, and an entry of the known list explains it.
+`differs`: they differ, and nothing explains it. audit.csv has a row for each cell; for a cell that
+does not agree, its column `replay` has the command that runs it again.
 
 ## Matrix
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple, TypeAlias
 
+from amp_fuzz.records.schema import DIVERGING
 from amp_fuzz.reports.frames import RunData
 from amp_fuzz.reports.printable import plural
 
@@ -27,12 +28,14 @@ _FAR = 2.0  # times that the largest excess of one backend is that of another
 class Side(NamedTuple):
     """A kernel with a mix of dtypes on a backend: the cases that reached it, by outcome.
 
-    raised: on both sides, alike. kinds: the known and new divergences at it, by kind.
+    raised: on both sides, alike. own: those that differ in the same way without autocast. kinds:
+    all divergences at it, by kind.
     """
 
     policies: tuple[str, ...]
     cases: int
     raised: int
+    own: int
     known: int
     new: int
     kinds: tuple[tuple[str, int], ...]
@@ -40,7 +43,7 @@ class Side(NamedTuple):
     @property
     def diverged(self) -> int:
         """How many cases diverged at it."""
-        return self.known + self.new
+        return self.own + self.known + self.new
 
     @property
     def text(self) -> str:
@@ -190,12 +193,12 @@ def _side(rows: Sequence[tuple[str, str, str, int]]) -> Side:
     counts, kinds = Counter[str](), Counter[str]()
     for _, outcome, kind, cases in rows:
         counts[outcome] += cases
-        if outcome in ("known", "diverged"):
+        if outcome in DIVERGING:
             kinds[kind] += cases
     policies = tuple(sorted({policy for policy, *_ in rows}))
-    known, new = counts["known"], counts["diverged"]
+    own, known, new = (counts[name] for name in DIVERGING)
     said = tuple(sorted(kinds.items(), key=lambda item: (-item[1], item[0])))
-    return Side(policies, counts.total(), counts["raised"], known, new, said)
+    return Side(policies, counts.total(), counts["raised"], own, known, new, said)
 
 
 class _Test(NamedTuple):

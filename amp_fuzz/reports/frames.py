@@ -16,6 +16,7 @@ import pandas as pd
 from amp_fuzz.cases.program import statements
 from amp_fuzz.records.rows import KernelRow, alone, diverged, kernel_rows
 from amp_fuzz.records.schema import (
+    DIVERGING,
     CaseRecord,
     DamageRecord,
     DivergenceRecord,
@@ -23,8 +24,10 @@ from amp_fuzz.records.schema import (
     IncidentRecord,
     Note,
     NoteRecord,
+    Outcome,
     Record,
     RunRecord,
+    outcome_of,
 )
 from amp_fuzz.records.store import Store
 from amp_fuzz.reports.sums import summed
@@ -76,8 +79,8 @@ class RunData:
     cases: one row for each case; op, policy, dtypes are those of the first statement that diverged;
     groups are the fingerprints of its causes, joined by commas.
     kernels: op (the overload), policy, dtypes, backend, outcome, kind, with the numbers of cases
-    that reached it and of calls. A case that diverged is ``known`` or ``diverged`` in the row of
-    its divergence; its other kernels were not compared and are ``elsewhere``.
+    that reached it and of calls. A case that diverged is ``backend``, ``known`` or ``diverged`` in
+    the row of its divergence; its other kernels were not compared and are ``elsewhere``.
     ops: the catalogue's ops by backend. parts: seconds by backend and part of the work.
     divergences: one row for each of `records`, in order. ends: one row for each task that ended.
     damage: one line for each unreadable record. unjudged: by backend, how many values differ in a
@@ -218,7 +221,7 @@ class Tally:
         self.ops.update((record.backend, op) for op in set(record.ops))
         for part, spent in record.seconds.items():
             self.parts[record.backend, part].append(spent)
-        if record.outcome in ("known", "diverged"):
+        if record.outcome in DIVERGING:
             self.diverging.append(record)  # held until all records are read
             return
         for kernel in kernel_rows(record):
@@ -347,14 +350,16 @@ def summary(data: RunData) -> pd.DataFrame:
     """Return op x policy x dtypes x backend x kind, with numbers of cases and calls.
 
     kind: of the divergence, or ``agreed``, ``raised`` (both sides, alike), ``elsewhere`` (the case
-    diverged, but not here). known: how many of the cases a known finding explains. An op is an
-    autocast kernel; a divergence at no kernel is listed under the catalogue's op or "".
+    diverged, but not here). known: how many of the cases a known finding explains. own: how many
+    differ in the same way without autocast. An op is an autocast kernel; a divergence at no kernel
+    is listed under the catalogue's op or "".
     """
     frame = data.kernels.copy()
     frame["kind"] = frame["kind"].where(frame["kind"] != "", frame["outcome"])
-    frame["known"] = frame["cases"].where(frame["outcome"] == "known", 0).astype(int)
+    for name, outcome in (("known", "known"), ("own", "backend")):
+        frame[name] = frame["cases"].where(frame["outcome"] == outcome, 0).astype(int)
     keys = ["op", "policy", "dtypes", "backend", "kind"]
-    return frame.groupby(keys, as_index=False, sort=True)[["cases", "known", "calls"]].sum()
+    return frame.groupby(keys, as_index=False, sort=True)[["cases", "known", "own", "calls"]].sum()
 
 
 def outcomes(data: RunData) -> pd.DataFrame:
@@ -365,7 +370,7 @@ def outcomes(data: RunData) -> pd.DataFrame:
     many of the catalogue's ops were called.
     """
     counts = _sizes(data.cases, "backend", "outcome").unstack(fill_value=0)
-    order = ["agreed", "raised", "known", "diverged"]
+    order = ["agreed", "raised", "backend", "known", "diverged"]
     frame = counts.reindex(index=data.backends, columns=order, fill_value=0).astype(int)
     frame.insert(0, "cases", frame.sum(axis=1))
     frame["raised_share"] = (frame["raised"] / frame["cases"]).where(frame["cases"] > 0, 0.0)
@@ -418,33 +423,35 @@ def cause_of(record: DivergenceRecord) -> str:
     return record.fingerprint or record.id
 
 
-def groups(data: RunData, found: pd.DataFrame) -> tuple[Counter[str], Counter[str]]:
-    """Return by cause how many new cases count for it, and how many count for another but show it.
+def groups(
+    data: RunData, found: pd.DataFrame, known: str = ""
+) -> tuple[Counter[str], Counter[str]]:
+    """Return by cause how many cases count for it, and how many count for another but show it.
 
-    A case that diverged in an unknown way counts once: for the first of its causes that has a
-    finding, or for "" if none has. found: from `findings`.
+    A case that no list explains counts once: for the first of its causes that has a finding, or for
+    "" if none has. found: from `findings`. known: `OWN` for cases that differ without autocast too.
     """
-    new = [record for record in data.records if not record.known]
+    new = [record for record in data.records if record.known == known]
     shown = {cause_of(record) for record in new}
     joined = {record.joins: record.fingerprint for record in new if record.joins}
     by_id = {(record.backend, record.id): cause_of(record) for record in new}
     counts, others = Counter[str](), Counter[str]()
-    rows = data.cases[(data.cases["outcome"] == "diverged") & (data.cases["groups"] != "")]
+    rows = data.cases[(data.cases["outcome"] == outcome_of(known)) & (data.cases["groups"] != "")]
     for text, count in _sizes(rows, "groups").items():
         names = dict.fromkeys(joined.get(name, name) for name in str(text).split(","))
         own, *rest = [name for name in names if name in shown] or [""]
         counts[own] += count
         others.update(dict.fromkeys(rest, count))
-    alone = found[found["known"] == ""]
+    alone = found[found["known"] == known]
     for backend, name, count in zip(alone["backend"], alone["id"], alone["count"], strict=True):
         counts[by_id.get((str(backend), str(name)), "")] += int(count)
     return counts, others
 
 
-def variants(data: RunData) -> dict[str, Counter[str]]:
+def variants(data: RunData, outcome: Outcome = "diverged") -> dict[str, Counter[str]]:
     """Return by fingerprint the ways in which its cases diverged, as ``grad-value at tanh``."""
     found: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    rows = data.cases[data.cases["outcome"] == "diverged"]
+    rows = data.cases[data.cases["outcome"] == outcome]
     sizes = _sizes(rows, "groups", "kind", "op").reset_index(name="count")
     for joined, kind, op, count in sizes.itertuples(index=False, name=None):
         for name in filter(None, joined.split(",")):
@@ -472,7 +479,7 @@ def findings(data: RunData) -> pd.DataFrame:
     each backend, kind and known entry, or each backend, kind and op if it is new). "" if no record
     is left.
     """
-    diverging = data.cases[data.cases["outcome"].isin(["known", "diverged"])]
+    diverging = data.cases[data.cases["outcome"].isin(DIVERGING)]
     diverging = diverging[(diverging["groups"] == "") | (diverging["outcome"] == "known")]
     frame = _sizes(diverging, *_GROUP).rename("count").reset_index()
     small = data.divergences.sort_values("statements", kind="stable")

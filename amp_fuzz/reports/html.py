@@ -84,6 +84,7 @@ def pages(view: View, audit: Audit | None = None) -> dict[str, str]:
         longest=LONGEST_BLOCK,
         most_rows=MOST_ROWS,
         most_notes=MOST_FINDINGS,
+        most_own=MOST_FINDINGS,
         outcomes=_outcomes,
         reached=_reached,
         reach=share(sum(b.reached for b in ran), sum(b.reachable for b in ran)),
@@ -141,7 +142,10 @@ def _stack(values: Iterable[tuple[str, float, str]], whole: float) -> list[_Part
 
 
 def _outcomes(b: BackendView) -> list[_Part]:
-    counts = (("agreed", b.agreed), ("raised", b.raised), ("known", b.known), ("new", b.new))
+    counts = (
+        *(("agreed", b.agreed), ("raised", b.raised)),
+        *(("own", b.own), ("known", b.known), ("new", b.new)),
+    )
     return _stack([(f"{name}: {n:,}", n, f"f-{name}") for name, n in counts], b.cases)
 
 
@@ -173,6 +177,7 @@ class _Cell:
 
     cases: int = 0
     known: int = 0
+    own: int = 0
     new: int = 0
     calls: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
@@ -180,6 +185,7 @@ class _Cell:
     def add(self, row: SummaryRow) -> None:
         self.cases += row.cases
         self.known += row.known
+        self.own += row.own
         self.new += row.new
         self.calls += row.calls
         self.kinds[row.kind] = self.kinds.get(row.kind, 0) + row.cases
@@ -208,6 +214,10 @@ class _Row:
         return sum(c.known for c in self.cells)
 
     @property
+    def own(self) -> int:
+        return sum(c.own for c in self.cells)
+
+    @property
     def new(self) -> int:
         return sum(c.new for c in self.cells)
 
@@ -221,13 +231,13 @@ def _table(summary: Iterable[SummaryRow], backends: Sequence[str]) -> list[_Row]
         mix = row.mixes.setdefault(entry.dtypes, [_Cell() for _ in backends])
         for cell in (row.cells[column[entry.backend]], mix[column[entry.backend]]):
             cell.add(entry)
-    return sorted(rows.values(), key=lambda r: (-r.new, -r.known, r.op, r.policy))
+    return sorted(rows.values(), key=lambda r: (-r.new, -r.known, -r.own, r.op, r.policy))
 
 
 def _detail(table: Iterable[_Row]) -> list[list[list[object]]]:
     """Return the dtype mixes of each row in a compact form, for the page's script.
 
-    A mix is its dtypes and, for each backend that has it, [column, cases, known, new, outcomes
+    A mix is its dtypes and, for each backend that has it, [column, cases, own, known, new, outcomes
     unless all cases agreed].
     """
     return [
@@ -241,7 +251,7 @@ def _detail(table: Iterable[_Row]) -> list[list[list[object]]]:
 
 def _cells(cells: Iterable[_Cell]) -> list[list[object]]:
     return [
-        [i, c.cases, c.known, c.new, "" if c.kinds.keys() == {"agreed"} else c.said]
+        [i, c.cases, c.own, c.known, c.new, "" if c.kinds.keys() == {"agreed"} else c.said]
         for i, c in enumerate(cells)
         if c.cases
     ]

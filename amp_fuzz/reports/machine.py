@@ -42,6 +42,7 @@ def as_json(view: View, audit: Audit | None = None) -> str:
         "notes": [view.stopped] * bool(view.stopped) + [*view.notes],
         "backends": [_of(b, _BACKEND) for b in view.backends],
         "new": [_finding(f) for f in view.new],
+        "own": [_finding(f) for f in view.own],
         "known": [{**_of(k, _KNOWN), "backends": dict(k.backends)} for k in view.known],
         "baseline": [_of(entry, _BASELINE) for entry in view.baseline],
         "pictures": numbers(view, audit),
@@ -50,8 +51,8 @@ def as_json(view: View, audit: Audit | None = None) -> str:
 
 
 _BACKEND = (
-    "name", "device", "detail", "cases", "agreed", "raised", "known", "new", "rate", "ops",
-    "reachable", "reached", "missing",
+    "name", "device", "detail", "cases", "agreed", "raised", "own", "known", "new", "rate",
+    "ops", "reachable", "reached", "missing",
 )  # fmt: skip
 _RECORD = (
     "fingerprint", "kind", "backend", "where", "op", "overload", "policy", "dtypes", "expected",
@@ -78,8 +79,9 @@ def _finding(finding: FindingView) -> dict[str, Any]:
 def junit(view: View) -> str:
     """Return the run as JUnit XML: a suite for each backend.
 
-    Its tests are the cases as a whole, each new cause (a failure), and each entry of the baseline
-    (a failure if it has expired). A backend on which nothing ran is an error, never a pass.
+    Its tests are the cases as a whole, each new cause (a failure), each that shows in the same way
+    without autocast (skipped, unless the run fails on them), and each entry of the baseline (a
+    failure if it has expired). A backend on which nothing ran is an error, never a pass.
     """
     root = ET.Element("testsuites", name="amp-fuzz", time=f"{view.took:.3f}")
     names = dict.fromkeys([*(b.name for b in view.backends), *(e.backend for e in view.baseline)])
@@ -100,9 +102,9 @@ def _suite(root: ET.Element, view: View, name: str, backend: BackendView | None)
         ET.SubElement(properties, "property", name=key, value=clean(str(value)))
     if backend is not None:
         _cases(suite, backend)
-    for finding in view.new:
+    for finding in (*view.new, *view.own):
         if finding.record.backend == name:
-            _new(suite, finding)
+            _cause(suite, finding, fails=finding in view.failing)
     for entry in view.baseline:
         if entry.backend == name:
             _accepted(suite, entry)
@@ -123,17 +125,22 @@ def _cases(suite: ET.Element, backend: BackendView) -> None:
         ET.SubElement(test, "error", message=clean(f"nothing ran: {backend.detail}"))
         return
     counts = f"{plural(backend.cases, 'case')}: {backend.agreed:,} agreed, {backend.raised:,} "
-    counts += f"raised alike, {backend.known:,} known, {backend.new:,} new"
+    counts += f"raised alike, {backend.own:,} without autocast too, {backend.known:,} known, "
+    counts += f"{backend.new:,} new"
     if backend.new:  # also if a record is lost, and so no cause below fails
         ET.SubElement(test, "failure", message=counts)
     ET.SubElement(test, "system-out").text = f"{counts}; kernels reached: {backend.coverage}"
 
 
-def _new(suite: ET.Element, finding: FindingView) -> None:
+def _cause(suite: ET.Element, finding: FindingView, *, fails: bool) -> None:
     record = finding.record
     test = _test(suite, f"{finding.title} [{record.fingerprint or finding.id}]")
     said = f"{finding.counted}: expected {record.expected}, observed"
     said = clean(f"{said} {record.observed}")
+    if not fails:
+        message = f"the backend's own: it differs in the same way without autocast: {said}"
+        ET.SubElement(test, "skipped", message=message)
+        return
     failure = ET.SubElement(test, "failure", type=record.kind, message=said)
     failure.text = "\n".join([said, "", finding.program, "", finding.replay, finding.repro])
 
@@ -151,7 +158,7 @@ def _accepted(suite: ET.Element, entry: BaselineView) -> None:
 
 
 def code_quality(view: View) -> str:
-    """Return the new causes as GitLab's code quality report, a JSON list.
+    """Return the causes that fail the run as GitLab's code quality report, a JSON list.
 
     GitLab tells by the fingerprints which causes a merge request adds. It wants a file of the
     project for each: the file of the finding, in the store.
@@ -164,7 +171,7 @@ def code_quality(view: View) -> str:
             "severity": "blocker" if f.record.kind in ("crash", "timeout") else "major",
             "location": {"path": _file(f), "lines": {"begin": 1}},
         }
-        for f in view.new
+        for f in view.failing
     ]
     return json.dumps(issues, indent=1) + "\n"
 
@@ -174,18 +181,21 @@ def _file(finding: FindingView) -> str:
 
 
 def annotated(view: View) -> Iterator[str]:
-    """Yield the new causes as GitHub's workflow commands, at most ten.
+    """Yield the causes that fail the run as GitHub's workflow commands, at most ten.
 
     GitHub shows them on the pull request if a step prints them.
     """
-    most = MOST_ANNOTATIONS - (len(view.new) > MOST_ANNOTATIONS)
-    for finding in view.new[:most]:
+    causes = view.failing
+    most = MOST_ANNOTATIONS - (len(causes) > MOST_ANNOTATIONS)
+    for finding in causes[:most]:
         title = f"amp-fuzz: {finding.title} on {finding.record.backend}"
         text = "\n".join([finding.counted, *finding.short, finding.replay])
         yield f"::error title={_property(title)}::{_escaped(text)}"
-    if len(view.new) > most:
-        yield f"::error title=amp-fuzz::{len(view.new) - most} more causes: see the report"
-    if view.verdict.kind in ("new", "nothing", "unended") and not view.new:
+    if len(causes) > most:
+        yield f"::error title=amp-fuzz::{len(causes) - most} more causes: see the report"
+    if view.own_sentence and not view.own_fails:
+        yield f"::notice title=amp-fuzz::{_escaped(view.own_sentence)}"
+    if view.verdict.kind in ("new", "nothing", "unended") and not causes:
         yield f"::warning title=amp-fuzz::{_escaped(clean(view.verdict.sentence))}"
 
 

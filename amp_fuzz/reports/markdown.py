@@ -31,7 +31,7 @@ def render(view: View, audit: Audit | None = None) -> str:
     """
     shown = view.pictures
     parts = [_head(view), _backends(view), _missing(view), _new(view)]
-    parts += [_noted(view), _baseline(view), _known(view)]
+    parts += [_own(view), _noted(view), _baseline(view), _known(view)]
     parts += [_heat("Divergences by op and backend", _DIVERGED, shown.divergences)]
     parts += [*_devices(shown.devices), _spreads(shown)]
     parts += [_heat("Largest excess by op and backend", _EXCESS, shown.excess)]
@@ -47,6 +47,9 @@ def _head(view: View) -> Iterator[str]:
     facts += [time_of(view.took)] if view.took else []
     facts += [f"{text(name)} {text(version)}" for name, version in view.versions]
     yield ", ".join([*facts, f"store {code(view.store)}"])
+    if view.own_sentence:
+        yield ""
+        yield text(f"{view.own_sentence.partition(' (')[0]}.")
     if view.stopped:
         yield ""
         yield text(f"{view.stopped[0].upper()}{view.stopped[1:]}.")
@@ -64,8 +67,8 @@ def _backends(view: View) -> Iterator[str]:
         yield "None."
         return
     header = (
-        "backend", "version", "cases", "agreed", "raised alike", "known", "new", "cases/s a worker",
-        "ops", "autocast kernels reached",
+        "backend", "version", "cases", "agreed", "raised alike", "own", "known", "new",
+        "cases/s a worker", "ops", "autocast kernels reached",
     )  # fmt: skip
     rows = [
         (
@@ -74,6 +77,7 @@ def _backends(view: View) -> Iterator[str]:
             f"{b.cases:,}" if b.cases else "**0: nothing ran**",
             f"{b.agreed:,}",
             f"{b.raised:,}",
+            f"{b.own:,}",
             f"{b.known:,}",
             f"**{b.new:,}**" if b.new else "0",
             rate(b.rate),
@@ -82,7 +86,7 @@ def _backends(view: View) -> Iterator[str]:
         )
         for b in view.backends
     ]
-    yield from _table(header, rows, right=range(2, 9))
+    yield from _table(header, rows, right=range(2, 10))
 
 
 def _missing(view: View) -> Iterator[str]:
@@ -104,12 +108,27 @@ def _new(view: View) -> Iterator[str]:
     if not view.new:
         return
     yield f"### New findings ({len(view.new)}, grouped by cause)"
-    for finding in view.new[:MOST_FINDINGS]:
+    yield from _findings(view.new)
+
+
+def _own(view: View) -> Iterator[str]:
+    if not view.own:
+        return
+    groups, cases = plural(len(view.own), "group"), plural(view.own_cases, "case")
+    yield from _open(f"{view.own_title} ({groups}, {cases})")
+    yield "The backend differs in the same way without autocast. This fails a run only with"
+    yield "`--fail-on=backend`."
+    yield from _findings(view.own)
+    yield from _close()
+
+
+def _findings(findings: Sequence[FindingView]) -> Iterator[str]:
+    for finding in findings[:MOST_FINDINGS]:
         yield ""
         yield from _finding(finding)
-    if len(view.new) > MOST_FINDINGS:
+    if len(findings) > MOST_FINDINGS:
         yield ""
-        yield f"And {len(view.new) - MOST_FINDINGS} more in the HTML report."
+        yield f"And {len(findings) - MOST_FINDINGS} more in the HTML report."
 
 
 def _finding(finding: FindingView) -> Iterator[str]:
@@ -126,7 +145,7 @@ def _finding(finding: FindingView) -> Iterator[str]:
         ("stage", r.stage),
         ("part", r.part),
         ("seen as", finding.shown),
-        ("also", "without autocast" if r.bare else ""),
+        ("also", "without autocast" if finding.bare else ""),
         ("seen", finding.life),
     )
     rows = [(name, code(words)) for name, words in sides if words]

@@ -13,7 +13,7 @@ import numpy as np
 
 from amp_fuzz.cases.program import FLOAT_DTYPES
 from amp_fuzz.records.fingerprint import plan_words
-from amp_fuzz.records.schema import MOST_EXCESS
+from amp_fuzz.records.schema import DIVERGING, MOST_EXCESS, Outcome
 from amp_fuzz.reports.devices import Devices, devices
 from amp_fuzz.reports.frames import RunData
 
@@ -137,7 +137,7 @@ def _divergences(data: RunData) -> Heat:
         called[op, backend] = cases
     for name, cases in data.cases["backend"].value_counts().items():
         called["", str(name)] = int(cases)  # a gradient, the state: no single op
-    rows = data.cases[data.cases["outcome"].isin(["known", "diverged"])]
+    rows = data.cases[data.cases["outcome"].isin(DIVERGING)]
     keys = ["op", "backend", "outcome", "kind"]
     found: Counter[tuple[str, str, str]] = Counter()
     sizes = rows.groupby(keys, observed=True).size().reset_index()
@@ -148,12 +148,12 @@ def _divergences(data: RunData) -> Heat:
     columns = tuple(data.backends)
     lines = []
     for op in sorted({op for op, *_ in found}):
-        pairs = [(found[op, b, "known"], found[op, b, "diverged"]) for b in columns]
+        counts = [{name: found[op, b, name] for name in DIVERGING} for b in columns]
         cells = (
-            _diverged(*pair, [called.get((part, b), 0) for part in op.split("+")])
-            for pair, b in zip(pairs, columns, strict=True)
+            _diverged(of, [called.get((part, b), 0) for part in op.split("+")])
+            for of, b in zip(counts, columns, strict=True)
         )
-        new, total = sum(n for _, n in pairs), sum(map(sum, pairs))
+        new, total = sum(of["diverged"] for of in counts), sum(sum(of.values()) for of in counts)
         lines.append(((-new, -total, op), op, tuple(cells)))
     return Heat(columns, tuple(line[1:] for line in sorted(lines)))
 
@@ -163,23 +163,25 @@ def shade(share: float) -> int:
     return 1 + bisect_left((0.01, 0.03, 0.1, 0.3, 0.6), share) if share else 0
 
 
-def _diverged(known: int, new: int, called: Sequence[int]) -> Cell:
+def _diverged(counts: Mapping[Outcome, int], called: Sequence[int]) -> Cell:
     """Return a cell.
 
     called: the cases that call each op. How many call all of several is unknown.
     """
-    both, most = known + new, min(called)
+    own, known, new = (counts[name] for name in DIVERGING)
+    both, most = own + known + new, min(called)
     if not both and not most:
         return Cell("", 0, "not called")
-    numbers: dict[str, float | None] = {"known": known, "new": new, "called": most}
+    numbers: dict[str, float | None] = {"own": own, "known": known, "new": new, "called": most}
+    parts = f"{own:,} without autocast too, " * bool(own) + f"{known:,} known, {new:,} new"
     if len(called) > 1 or not most:
-        said = f"{both:,} diverged here: {known:,} known, {new:,} new"
+        said = f"{both:,} diverged here: {parts}"
         numbers["called"] = None
         return Cell(f"{both:,}", min(both, 1), said, new > 0, numbers)
     if not both:
         return Cell("0", 0, f"none of {most:,} diverged here", numbers=numbers)
     level = shade(both / most)
-    said = f"{both:,} of {most:,} diverged here: {known:,} known, {new:,} new"
+    said = f"{both:,} of {most:,} diverged here: {parts}"
     return Cell(f"{both:,}/{most:,}", level, said, new > 0, numbers)
 
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from amp_fuzz.records.schema import Note
+from amp_fuzz.records.schema import DIVERGING, Note
 
 if TYPE_CHECKING:
     from amp_fuzz.records.tables import Tables
@@ -42,7 +42,7 @@ def summed(tables: Tables, tally: Tally, columns: Sequence[str]) -> pd.DataFrame
     if not frames:
         return None
     cases = joined(frames)
-    late = cases["outcome"].isin(["known", "diverged"]).to_numpy()
+    late = cases["outcome"].isin(DIVERGING).to_numpy()
     order = np.lexsort((cases.pop("row").to_numpy(), late))
     return cases.iloc[order].reset_index(drop=True)
 

@@ -36,26 +36,29 @@ def render(view: View, *, width: int | None = None, rows: int = 10, verbose: boo
     """
     columns = shutil.get_terminal_size().columns if width is None else width
     width = min(max(columns, _MIN_WIDTH), _MAX_WIDTH)
-    parts = [_verdict(view, width), _backends(view.backends, width, verbose=verbose)]
+    parts = [_verdict(view, width, verbose), _backends(view.backends, width, verbose=verbose)]
     if verbose:
         parts += [_missing(view.backends, width), _summary(view, width, rows)]
-        parts += [_known(view, width), _baseline(view, width), _noted(view, width)]
+        parts += [_own(view, width), _known(view, width), _baseline(view, width)]
+        parts += [_noted(view, width)]
         parts += [_new(view, width), _head(view, width)]
     else:
-        parts += [_new(view, width), _more(view, width)]
+        parts += [_new(view, width), *[_own(view, width)] * view.own_fails, _more(view, width)]
     return "\n\n".join("\n".join(lines) for part in parts if (lines := list(part))) + "\n"
 
 
-def _verdict(view: View, width: int) -> Iterator[str]:
+def _verdict(view: View, width: int, verbose: bool) -> Iterator[str]:
     ruled = ["!" * width] if view.verdict.kind == "nothing" else []
     yield from ruled
     yield from _wrap(view.verdict.sentence, width)
     yield from ruled
+    if not verbose:
+        yield from _wrap(view.own_sentence, width)
     if view.stopped:
         yield from _wrap(view.stopped, width)
     for note in view.notes:
         yield from _wrap(f"note: {note}", width)
-    if view.verdict.kind not in ("known", "clean"):
+    if view.verdict.kind not in ("known", "backend", "clean"):
         yield f"next: {view.verdict.next}"
 
 
@@ -84,13 +87,17 @@ def _backends(backends: Sequence[BackendView], width: int, *, verbose: bool) -> 
     if not backends:
         yield "no backends"
         return
-    header = ("backend", "cases", "agreed", "raised", "known", "new", "cases/s", "kernels reached")
+    header = (
+        *("backend", "cases", "agreed", "raised", "own", "known", "new"),
+        *("cases/s", "kernels reached"),
+    )
     rows = [
         (
             b.name,
             f"{b.cases:,}",
             f"{b.agreed:,}",
             f"{b.raised:,}",
+            f"{b.own:,}",
             f"{b.known:,}",
             f"{b.new:,}",
             rate(b.rate),
@@ -100,17 +107,18 @@ def _backends(backends: Sequence[BackendView], width: int, *, verbose: bool) -> 
     ]
     # The columns that a narrow terminal drops, in this order.
     if not verbose:
-        few = [[row[i] for i in (0, 1, 4, 5, 7)] for row in (header, *rows)]
-        yield from layout(few[0], few[1:], width, left=(0, 4), drop=(2,))
+        few = [[row[i] for i in (0, 1, 4, 5, 6, 8)] for row in (header, *rows)]
+        yield from layout(few[0], few[1:], width, left=(0, 5), drop=(2, 3))
         return
-    yield from layout(header, rows, width, left=(0, 7), drop=(6, 2, 3))
+    yield from layout(header, rows, width, left=(0, 8), drop=(7, 2, 3))
     details: dict[str, list[str]] = {}
     for b in backends:
         details.setdefault(b.detail, []).append(b.name)
     for detail, names in details.items():
         yield from _wrap(f"{', '.join(names)}: {detail}", width, indent="  ")
     yield from _wrap(
-        "raised: both sides raised alike. cases/s: in one worker, including minimising.",
+        "raised: both sides raised alike. own: differs in the same way without autocast. "
+        "cases/s: in one worker, including minimising.",
         width,
         indent="  ",
     )
@@ -182,15 +190,25 @@ def _note(view: NoteView, width: int) -> Iterator[str]:
 
 
 def _new(view: View, width: int) -> Iterator[str]:
-    if not view.new:
-        return
-    yield f"new findings: {len(view.new)}, grouped by cause"
-    for number, finding in enumerate(view.new[:MOST_FINDINGS], start=1):
+    if view.new:
+        yield f"new findings: {len(view.new)}, grouped by cause"
+        yield from _findings(view.new, width)
+
+
+def _own(view: View, width: int) -> Iterator[str]:
+    if view.own:
+        groups, cases = plural(len(view.own), "group"), plural(view.own_cases, "case")
+        yield f"{view.own_title}: {groups}, {cases}"
+        yield from _findings(view.own, width)
+
+
+def _findings(findings: Sequence[FindingView], width: int) -> Iterator[str]:
+    for number, finding in enumerate(findings[:MOST_FINDINGS], start=1):
         yield ""
         yield from _finding(number, finding, width)
-    if len(view.new) > MOST_FINDINGS:
+    if len(findings) > MOST_FINDINGS:
         yield ""
-        yield f"  and {len(view.new) - MOST_FINDINGS} more in the report"
+        yield f"  and {len(findings) - MOST_FINDINGS} more in the report"
 
 
 def _finding(number: int, finding: FindingView, width: int) -> Iterator[str]:
@@ -207,7 +225,7 @@ def _finding(number: int, finding: FindingView, width: int) -> Iterator[str]:
         ("stage", r.stage),
         ("part", r.part),
         ("seen as", finding.shown),
-        ("also", "without autocast" if r.bare else ""),
+        ("also", "without autocast" if finding.bare else ""),
         ("seen", finding.life),
     ):
         if words:

@@ -17,11 +17,13 @@ from amp_fuzz.cases.case import Case
 from amp_fuzz.records.fingerprint import title
 from amp_fuzz.records.schema import (
     GIVEN,
+    OWN,
     BaselineRecord,
     DivergenceRecord,
     Note,
     NoteKind,
     incident_line,
+    outcome_of,
 )
 from amp_fuzz.reports import frames
 from amp_fuzz.reports.frames import RunData
@@ -61,7 +63,11 @@ _KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class BackendView:
-    """A backend of the run. rate: cases a second in one worker. seconds: by part of the work."""
+    """A backend of the run.
+
+    own: the cases that differ in the same way without autocast. rate: cases a second in one worker.
+    seconds: by part of the work.
+    """
 
     name: str
     device: str
@@ -69,6 +75,7 @@ class BackendView:
     cases: int
     agreed: int
     raised: int
+    own: int
     known: int
     new: int
     rate: float
@@ -164,7 +171,7 @@ class BaselineView:
 
 @dataclass(frozen=True, slots=True)
 class FindingView:
-    """The group of an unknown cause. record: the case to replay.
+    """The group of a cause that no list explains. record: the case to replay.
 
     cases: how many count for it. also: how many show it and count for another cause.
     file: the store's file of the finding, a path or a URL.
@@ -198,6 +205,11 @@ class FindingView:
     def case(self) -> Case:
         """The smallest case that shows it."""
         return self.record.minimised or self.record.case
+
+    @property
+    def bare(self) -> bool:
+        """Whether a new cause shows without autocast contexts too."""
+        return self.record.bare and not self.record.known
 
     @property
     def program(self) -> str:
@@ -270,7 +282,10 @@ CALM = ("agreed", "raised", "elsewhere")
 
 
 class SummaryRow(NamedTuple):
-    """A row of `frames.summary`. known: how many of `cases` a known finding explains."""
+    """A row of `frames.summary`.
+
+    known: how many of `cases` a known finding explains. own: how many differ without autocast too.
+    """
 
     op: str
     policy: str
@@ -279,19 +294,21 @@ class SummaryRow(NamedTuple):
     kind: str
     cases: int
     known: int
+    own: int
     calls: int
 
     @property
     def new(self) -> int:
         """The cases that diverged here in an unknown way."""
-        return 0 if self.kind in CALM else self.cases - self.known
+        return 0 if self.kind in CALM else self.cases - self.known - self.own
 
     @property
     def what(self) -> str:
         """The kind, and whether it is known: ``raise (known)``, ``dtype (NEW)``."""
         if self.kind in CALM:
             return self.kind
-        words = "NEW" if not self.known else "known" if not self.new else f"{self.new} NEW"
+        sorts = {"NEW": self.new, "known": self.known, "without autocast too": self.own}
+        words = next((word for word, n in sorts.items() if n == self.cases), f"{self.new} NEW")
         return f"{self.kind} ({words})"
 
 
@@ -299,10 +316,11 @@ class SummaryRow(NamedTuple):
 class Verdict:
     """The verdict of a run. nothing: no case ran. unended: nothing new, but the run did not end.
 
-    The same if some of its records cannot be read. Otherwise the worst outcome.
+    The same if some of its records cannot be read. Otherwise the worst outcome: backend: what
+    differs does so without autocast too.
     """
 
-    kind: Literal["nothing", "new", "unended", "known", "clean"]
+    kind: Literal["nothing", "new", "unended", "known", "backend", "clean"]
     sentence: str
     next: str
 
@@ -312,10 +330,11 @@ class View:
     """A run as reports show it.
 
     took: wall time in seconds, 0 if the run did not end. stopped: how far it came if its time was
-    up, or "". notes: what else a reader must know to trust the numbers. lost: new diverging cases
-    that left no record to replay. summary: the most important rows first: new divergences, known
-    ones, then what was reached most. trend: the runs of the store up to this one; none if only its
-    records were read.
+    up, or "". own: the causes that show in the same way without autocast; own_fails: whether they
+    fail the run. notes: what else a reader must know to trust the numbers. lost: new diverging
+    cases that left no record to replay. summary: the most important rows first: new divergences,
+    known ones, then what was reached most. trend: the runs of the store up to this one; none if
+    only its records were read.
     """
 
     run_id: str
@@ -334,6 +353,9 @@ class View:
     known_cases: int
     new: tuple[FindingView, ...]
     new_cases: int
+    own: tuple[FindingView, ...]
+    own_cases: int
+    own_fails: bool
     lost: int
     verdict: Verdict
     stopped: str
@@ -350,6 +372,29 @@ class View:
         by_kind = {k: tuple(n for n in self.noted if n.note.kind == k) for k in NOTE_TITLES}
         order = sorted(by_kind, key=lambda k: not any(n.fails for n in by_kind[k]))
         return tuple((NOTE_TITLES[kind], by_kind[kind]) for kind in order if by_kind[kind])
+
+    @property
+    def failing(self) -> tuple[FindingView, ...]:
+        """The causes that fail the run."""
+        return self.new + self.own * self.own_fails
+
+    @property
+    def own_title(self) -> str:
+        """The title of the causes that show in the same way without autocast."""
+        compiled = all(f.record.backend.startswith("compile[") for f in self.own)
+        return "torch.compile, without autocast's doing" if compiled else "Without autocast's doing"
+
+    @property
+    def own_sentence(self) -> str:
+        """How many cases differ without autocast too, or ""."""
+        if not self.own_cases:
+            return ""
+        differ = "case differs" if self.own_cases == 1 else "cases differ"
+        groups = plural(len(self.own), "group")
+        return (
+            f"{self.own_cases:,} {differ} in the same way without autocast: the backend's own "
+            f"({groups}; amp-fuzz report -v shows {'it' if len(self.own) == 1 else 'them'})"
+        )
 
     @property
     def tone(self) -> Literal["good", "warn", "bad"]:
@@ -370,15 +415,14 @@ def view(data: RunData, known: Sequence[Bug]) -> View:
     """Return the content of the run's report. known: explains the known findings."""
     totals = frames.outcomes(data)
     found = frames.findings(data)
-    new = _new(data, found)
+    new, own = _causes(data, found), _causes(data, found, OWN)
     backends = _backends(data, totals)
-    listed = _known(data, found[found["known"] != ""], known)
+    explained = _known(data, found, known)
     baseline = tuple(_baseline(data))
     noted = _noted(data)
     diverged = int(totals["diverged"].sum())
     lost = frames.groups(data, found)[0][""]
     cases = int(totals["cases"].sum())
-    explained = int(totals["known"].sum())
     return View(
         run_id=data.run.id,
         seed=data.run.seed,
@@ -392,12 +436,15 @@ def view(data: RunData, known: Sequence[Bug]) -> View:
         agreed=int(totals["agreed"].sum()),
         raised=int(totals["raised"].sum()),
         backends=backends,
-        known=listed,
-        known_cases=explained,
+        known=explained,
+        known_cases=int(totals["known"].sum()),
         new=new,
         new_cases=diverged,
+        own=own,
+        own_cases=int(totals["backend"].sum()),
+        own_fails="backend" in data.run.fail_on,
         lost=lost,
-        verdict=_verdict(data, backends, listed, new, baseline, noted),
+        verdict=_verdict(data, backends, explained, new, baseline, noted),
         stopped=_stopped(data),
         notes=tuple(_notes(data, backends, lost)),
         summary=tuple(sorted(_summary(data), key=_first)),
@@ -408,9 +455,13 @@ def view(data: RunData, known: Sequence[Bug]) -> View:
 
 
 def met(data: RunData) -> tuple[tuple[FindingView, ...], tuple[KnownView, ...]]:
-    """Return the unknown causes and the known findings of a run, without the rest of its view."""
+    """Return the causes and the known findings of a run, without the rest of its view.
+
+    The causes are the new ones, then those that show in the same way without autocast.
+    """
     found = frames.findings(data)
-    return _new(data, found), _known(data, found[found["known"] != ""], ())
+    causes = _causes(data, found) + _causes(data, found, OWN)
+    return causes, _known(data, found, ())
 
 
 def _noted(data: RunData) -> tuple[NoteView, ...]:
@@ -462,6 +513,7 @@ def _backends(data: RunData, totals: pd.DataFrame) -> tuple[BackendView, ...]:
                 cases=int(row["cases"]),
                 agreed=int(row["agreed"]),
                 raised=int(row["raised"]),
+                own=int(row["backend"]),
                 known=int(row["known"]),
                 new=int(row["diverged"]),
                 rate=float(row["rate"]),
@@ -483,13 +535,14 @@ def _reason(kernel: str) -> tuple[str, str]:
 
 
 def _known(data: RunData, found: pd.DataFrame, entries: Sequence[Bug]) -> tuple[KnownView, ...]:
-    listed: dict[str, Bug | BaselineRecord] = {k.id: k for k in (*data.run.known, *entries)}
-    listed |= {entry.id: entry for entry in data.run.entries}
+    bugs: dict[str, Bug | BaselineRecord] = {k.id: k for k in (*data.run.known, *entries)}
+    bugs |= {entry.id: entry for entry in data.run.entries}
     # Two bugs may meet in one case, which then counts for each; ids are joined by "+".
-    each = found.assign(known=found["known"].str.split("+")).explode("known")
+    each = found.assign(known=found["known"].astype(str).str.split("+")).explode("known")
+    each = each[~each["known"].isin(["", OWN])]
     views = []
     for name, rows in each.groupby("known"):
-        entry = listed.get(str(name))
+        entry = bugs.get(str(name))
         ids = [i for i in rows["id"] if i]
         views.append(
             KnownView(
@@ -522,15 +575,17 @@ def _counts(rows: pd.DataFrame, column: str) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(sums, key=lambda pair: (-pair[1], pair[0])))
 
 
-def _new(data: RunData, found: pd.DataFrame) -> tuple[FindingView, ...]:
-    """Return one view for each unknown cause, with the cases that show it.
+def _causes(data: RunData, found: pd.DataFrame, known: str = "") -> tuple[FindingView, ...]:
+    """Return one view for each cause that no list explains, with the cases that show it.
 
-    Each of the run's new cases counts for one view, or for none if its cause left no record.
+    Each such case of the run counts for one view, or for none if its cause left no record. known:
+    `OWN` for causes that show in the same way without autocast.
     """
-    (counts, others), variants = frames.groups(data, found), frames.variants(data)
+    counts, others = frames.groups(data, found, known)
+    variants = frames.variants(data, outcome_of(known))
     views = []
     store = data.store
-    for cause, records in _by_cause(data.records).items():
+    for cause, records in _by_cause(data.records, known).items():
         if not counts[cause] + others[cause]:
             continue
         record = min(records, key=lambda r: (bool(r.joins), _size(r)))
@@ -554,11 +609,11 @@ def _new(data: RunData, found: pd.DataFrame) -> tuple[FindingView, ...]:
     return tuple(sorted(views, key=_rank))
 
 
-def _by_cause(records: Iterable[DivergenceRecord]) -> dict[str, list[DivergenceRecord]]:
-    """Return the new findings by cause: several processes may meet one."""
+def _by_cause(records: Iterable[DivergenceRecord], known: str) -> dict[str, list[DivergenceRecord]]:
+    """Return the findings by cause: several processes may meet one. known: as of `_causes`."""
     found: dict[str, list[DivergenceRecord]] = {}
     for record in records:
-        if not record.known:
+        if record.known == known:
             found.setdefault(frames.cause_of(record), []).append(record)
     return found
 
@@ -600,12 +655,13 @@ def _verdict(
     idle = [b.name for b in backends if not b.cases]
     but = f" But {', '.join(idle)} ran nothing." if idle else ""
     diverged, explained = sum(b.new for b in backends), sum(b.known for b in backends)
+    own = sum(b.own for b in backends)
     report = _command(data, "report", data.run.id)
     late = sum(entry.state == "expired" for entry in baseline)
     expired = f"EXPIRED: {plural(late, 'entry')} of the baseline" if late else ""
     if data.state != "ended" and not diverged:
         return _unended(data, over, explained)
-    failing = _failing(data, noted) + _short(data, backends)
+    failing = _failing(data, noted, own) + _short(data, backends)
     if data.damage and cases and not (diverged or expired or failing):
         lost = f"{plural(len(data.damage), 'record')} cannot be read"
         sentence = f"INCOMPLETE: {lost}. Nothing new in the others{_of(over, explained)}.{but}"
@@ -628,11 +684,18 @@ def _verdict(
     if expired:
         sentence = f"{expired}. Nothing new{_of(over, explained)}.{but}{failing}"
         return Verdict("new", sentence, "amp-fuzz baseline check")
-    kind: Literal["new", "known", "clean"] = "known" if explained else "clean"
+    kind: Literal["new", "known", "backend", "clean"] = "backend" if own else "clean"
     if explained:
+        kind = "known"
+        about = "Nothing new about autocast" if own else "Nothing new"
         sentence = (
-            f"Nothing new: of {over}, {explained:,} diverged, and "
+            f"{about}: of {over}, {explained:,} diverged, and "
             f"{_explaining(len(known))} them all.{but}{failing}"
+        )
+    elif own:
+        sentence = (
+            f"Nothing new about autocast: {over} agreed with the reference, or differ without "
+            f"autocast too.{but}{failing}"
         )
     else:
         sentence = f"Nothing diverged: {over} agreed with the reference.{but}{failing}"
@@ -643,14 +706,17 @@ def _explaining(findings: int) -> str:
     return f"{plural(findings, 'known finding')} explain{'s' if findings == 1 else ''}"
 
 
-def _failing(data: RunData, noted: Iterable[NoteView]) -> str:
-    """Return a sentence about the notes and incidents that fail the run, or ""."""
+def _failing(data: RunData, noted: Iterable[NoteView], own: int) -> str:
+    """Return a sentence about the notes, incidents and own cases that fail the run, or ""."""
     kinds = {view.note.kind for view in noted if view.fails}
     found = [plural(sum(view.fails for view in noted), "note")] if kinds else []
     words: list[str] = sorted(kinds)
     if data.incidents and "incident" in data.run.fail_on:
         found.append(plural(len(data.incidents), "incident"))
         words.append("incident")
+    if own and "backend" in data.run.fail_on:
+        found.append(f"{plural(own, 'case')} of the backend's own")
+        words.append("backend")
     if not found:
         return ""
     return f" FAILS: {' and '.join(found)}, as --fail-on={','.join(words)} says."

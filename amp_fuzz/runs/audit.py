@@ -41,7 +41,7 @@ from amp_fuzz.findings.supervision.processes import death, end, no_interrupts, s
 from amp_fuzz.oracle import Divergence, compare
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.plugins import inherited
-from amp_fuzz.records.schema import DivergenceRecord
+from amp_fuzz.records.schema import DivergenceRecord, Outcome, outcome_of
 from amp_fuzz.reference import PolicyTable, load_table
 from amp_fuzz.reports.conformance import (
     AUTOCAST_DTYPES,
@@ -304,6 +304,9 @@ def _judged(backend: Backend, known: Sequence[Known], case: Case) -> Cell:
     return _cell(backend, case, _outcome(expected), _outcome(observed), record)
 
 
+_STATUSES: dict[Outcome, Status] = {"backend": "own", "known": "known", "diverged": "differs"}
+
+
 def _outcome(seen: Observation) -> str:
     if seen.raised is not None:
         return f"raises {seen.raised.kind}"
@@ -326,7 +329,7 @@ def _cell(
     rules = _table(backend.device).rules
     status: Status = "raise" if observed.startswith("raises ") else "agree"
     if record is not None:
-        status = "known" if record.known else "differs"
+        status = _STATUSES[outcome_of(record.known)]
     return Cell(
         device=backend.device,
         backend=backend.name,

@@ -12,7 +12,7 @@ from amp_fuzz.backends.base import misplaced
 from amp_fuzz.cases.case import Case, CaseError
 from amp_fuzz.cases.program import ProgramError
 from amp_fuzz.catalogue import check
-from amp_fuzz.records.schema import CaseRecord, DivergenceRecord
+from amp_fuzz.records.schema import OWN, CaseRecord, DivergenceRecord
 from amp_fuzz.records.store import Store, StoreError, find_case
 
 __all__ = [
@@ -105,7 +105,9 @@ def kept_findings(
             trouble.append(str(error))
             continue
         backend = names.get(finding.backend) if finding else None
-        if finding is not None and backend is not None and _runs(case, backend):
+        if finding is None or backend is None or (finding.known == OWN and ids is None):
+            continue
+        if _runs(case, backend):
             found.append(Kept(identity, case, finding.backend, finding))
     if ids is not None:
         return found, trouble

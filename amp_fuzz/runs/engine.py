@@ -40,6 +40,8 @@ from amp_fuzz.records.schema import (
     NoteKind,
     NoteRecord,
     Outcome,
+    listed,
+    outcome_of,
 )
 from amp_fuzz.runs.memory import trim
 from amp_fuzz.strategies.drawing import draw_case, usable
@@ -168,7 +170,9 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A case was judged and recorded: its outcome, causes of a new divergence, kernels.
+    """A case was judged and recorded: its outcome, its causes, its kernels.
+
+    groups: the causes that no list explains.
 
     noted: its notes for which it is the smallest case of their group so far.
     """
@@ -184,7 +188,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A minimised divergence. new: no known entry explains it."""
+    """A minimised divergence. new: no known entry explains it, and autocast has a part in it."""
 
     record: DivergenceRecord
     new: bool
@@ -497,13 +501,13 @@ def _judged(judge: Judge, case: Case, entry: Entry | None) -> Verdict:
 
 def _kept(verdict: Verdict, task: Task, settings: Settings) -> Generator[Event, None, list[Met]]:
     """Yield the finding of a case that diverged again, unchanged, and return its cause."""
-    if verdict.known:
+    if listed(verdict.known):
         return []
     found = fingerprinted(verdict.finding(task.family, verdict.case))
     entry = match(settings.baseline, found)
     if entry is None:
-        yield Finding(found, new=True)
-    return [Met(found.fingerprint, entry.id if entry else "")]
+        yield Finding(found, new=not found.known)
+    return [Met(found.fingerprint, entry.id if entry else found.known)]
 
 
 def _examined(
@@ -542,7 +546,8 @@ def _patience(settings: Settings) -> float:
 def _met(record: CaseRecord, met: Sequence[Met]) -> CaseRecord:
     """Return the record of a case with its causes: known if the baseline accepts all of them.
 
-    It counts for the first, which is one that the baseline does not accept if there is one.
+    It counts for the first, which is one that the baseline does not accept if there is one. A cause
+    that the backend shows without autocast too counts like an accepted one.
     """
     if not met:
         return record
@@ -550,7 +555,8 @@ def _met(record: CaseRecord, met: Sequence[Met]) -> CaseRecord:
     if not all(m.entry for m in met):
         return msgspec.structs.replace(record, groups=groups)
     known = "+".join(dict.fromkeys(m.entry for m in met))
-    return msgspec.structs.replace(record, groups=groups, outcome="known", known=known)
+    outcome = outcome_of(known)
+    return msgspec.structs.replace(record, groups=groups, outcome=outcome, known=known)
 
 
 class Aims:

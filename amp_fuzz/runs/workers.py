@@ -56,6 +56,7 @@ from amp_fuzz.records.schema import (
     EndRecord,
     IncidentRecord,
     NoteRecord,
+    listed,
     unanswered,
 )
 from amp_fuzz.records.store import Store, StoreError, Writer
@@ -467,7 +468,8 @@ class Supervisor:
         if record.joins:  # it is kept, and counts for another that is
             self.store.save(record)
             return False
-        like = signature_of(record) if record.known else (record.fingerprint,)
+        own = record.known, record.fingerprint
+        like = signature_of(record) if listed(record.known) else own
         # An op that behaves as several policies has an example of each.
         shared = self.kept.get(like, set(record.as_if)).intersection(record.as_if)
         if like in self.kept and (shared or not record.as_if):
@@ -805,7 +807,7 @@ def _task(
             note.rested()
             cases += 1
             reached = frozenset(k.overload for k in event.kernels)
-            anew = event.groups if event.outcome == "diverged" else ()
+            anew = event.groups if event.outcome in ("backend", "diverged") else ()
             yield Progress(
                 *(task.backend, task.family, event.outcome, anew, reached),
                 notes=event.notes,

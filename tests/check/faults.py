@@ -7,7 +7,7 @@ that casts to another dtype, and Inductor a wrong lowering.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -19,7 +19,8 @@ from amp_fuzz.backends import Backend
 from amp_fuzz.backends.compile import CompileBackend
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.fake import FakeBackend
-from amp_fuzz.backends.harness import Runtime
+from amp_fuzz.backends.harness import Observation, Runtime
+from amp_fuzz.cases.case import Case, Plan
 from tests.faults.corrupted import wrong_kernels
 from tests.faults.wrapper import overload_of
 
@@ -65,6 +66,20 @@ class Broken(EagerBackend):
 
     def runtime(self, **more: Any) -> Runtime:
         return EagerBackend.runtime(self, **{"scope": self.patches, **more})
+
+
+@dataclass(frozen=True)
+class BrokenUnderAutocast(Broken):
+    """The same in a torch that is patched only while autocast is around the call."""
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        return [seen for case in cases for seen in self._under(case.plan).run([case])]
+
+    def called(self, function: Callable[..., Any], plan: Plan, call: Any) -> Observation:
+        return self._under(plan).called(function, plan, call)
+
+    def _under(self, plan: Plan) -> EagerBackend:
+        return Broken(patches=self.patches) if plan.contexts else EagerBackend("cpu")
 
 
 @dataclass(frozen=True)

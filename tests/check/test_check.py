@@ -30,14 +30,20 @@ from amp_fuzz.backends.reference import within
 from amp_fuzz.backends.registry import MissingBackend, choose_backends
 from amp_fuzz.cases.case import Plan
 from amp_fuzz.interfaces import check
-from amp_fuzz.interfaces.check import custom_ops
+from amp_fuzz.interfaces.check import custom_ops, judging
 from amp_fuzz.interfaces.check.adapters import CheckedReference
 from amp_fuzz.interfaces.check.call import Names, call
 from amp_fuzz.interfaces.check.extract import cut
 from amp_fuzz.interfaces.check.subject import Subject
-from amp_fuzz.interfaces.check.trace import function_calls
+from amp_fuzz.interfaces.check.trace import function_calls, names_called
 from amp_fuzz.upstream.explain import judge_of
-from tests.check.faults import Broken, BrokenCompiler, BrokenFake, kernels
+from tests.check.faults import (
+    Broken,
+    BrokenCompiler,
+    BrokenFake,
+    BrokenUnderAutocast,
+    kernels,
+)
 from tests.helpers import eager, one_line
 
 EAGER = ["eager-cpu"]
@@ -325,6 +331,22 @@ def test_a_callable_that_changes_is_reported() -> None:
     assert found.module == found.op == ""
 
 
+def test_only_a_divergence_asks_which_ops_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def names(*of: Any) -> set[str]:
+        asked.append(of)
+        return names_called(*of)
+
+    monkeypatch.setattr(judging, "names_called", names)
+    for backend in ("eager-cpu", "fake-cuda"):
+        assert amp_fuzz.check(torch.tanh, torch.randn(3), backends=backend, isolate=False).ok
+    assert not asked
+    wrong = Broken(patches=kernels({"aten.tanh.default": lambda op, x: op(x) * 2}))
+    assert not amp_fuzz.check(torch.tanh, torch.randn(3), backends=wrong, isolate=False).ok
+    assert asked
+
+
 def test_a_known_divergence_passes_and_is_shown() -> None:
     w = torch.randn(3, 3, requires_grad=True)
 
@@ -421,7 +443,7 @@ def test_a_known_bug_of_an_op_hides_nothing_else(tmp_path: Path, beside: bool) -
     (found,) = amp_fuzz.check(
         model,
         torch.ones(2, 3),
-        backends=[Broken(patches=kernels(wrong))],
+        backends=[BrokenUnderAutocast(patches=kernels(wrong))],
         known=[tmp_path / "known.toml"],
     ).divergences
     if beside:
@@ -451,7 +473,7 @@ class Output:
 def test_the_text_of_a_divergence() -> None:
     torch.manual_seed(1)
     model = Tiny()
-    wrong = Broken(patches=kernels({"aten.tanh.default": lambda op, x: op(x) * 2}))
+    wrong = BrokenUnderAutocast(patches=kernels({"aten.tanh.default": lambda op, x: op(x) * 2}))
     result = amp_fuzz.check(
         lambda x: Output(model(x)), torch.ones(1, 2), backends=["fake-cuda", wrong]
     )
@@ -485,8 +507,42 @@ def _refuse(op: Any, x: Tensor) -> Tensor:
     raise RuntimeError("no kernel today")
 
 
-def test_an_op_that_raises_is_named_with_a_case() -> None:
+def test_what_shows_without_autocast_too_is_not_autocasts() -> None:
+    """It is told with its place, and fails no check."""
+    twice = kernels({"aten.tanh.default": lambda op, x: op(x) * 2})
+    result = amp_fuzz.check(Tiny(), torch.ones(1, 2), backends=[Broken(patches=twice)])
+    assert (result.verdict, result.divergences) == ("agrees", ())
+    (found,) = result.own
+    assert (found.module, found.op, found.known) == ("inner.1", "tanh", "backend")
+    line = "  eager-cpu, bfloat16  differs without autocast too: not autocast's (bitwise)\n"
+    assert line in str(result)
+    only = BrokenUnderAutocast(patches=twice)
+    result = amp_fuzz.check(Tiny(), torch.ones(1, 2), backends=[only])
+    assert (result.verdict, result.own) == ("diverges", ())
+
+
+def test_a_backend_that_raises_without_autocast_too_cannot_call_it() -> None:
     wrong = Broken(patches=kernels({"aten.tanh.default": _refuse}))
+    result = amp_fuzz.check(Tiny(), torch.ones(1, 2), backends=[wrong])
+    (run,) = result.runs
+    assert (result.verdict, run.status) == ("unjudged", "skipped")
+    assert run.detail == "it raises without autocast too: no kernel today"
+
+
+def test_autocast_inside_the_callable_is_not_taken_for_none() -> None:
+    """Without the contexts around it, it is still under autocast: nothing is shown."""
+
+    def step(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return torch.tanh(x @ x)
+
+    twice = kernels({"aten.tanh.default": lambda op, x: op(x) * 2})
+    result = amp_fuzz.check(step, torch.ones(2, 2), backends=[Broken(patches=twice)])
+    assert result.verdict == "diverges"
+
+
+def test_an_op_that_raises_is_named_with_a_case() -> None:
+    wrong = BrokenUnderAutocast(patches=kernels({"aten.tanh.default": _refuse}))
     (found,) = amp_fuzz.check(Tiny(), torch.ones(1, 2), backends=[wrong]).divergences
     assert (found.kind, found.module, found.op) == ("raise", "inner.1", "tanh")
     assert found.case is not None
@@ -498,7 +554,7 @@ def test_an_op_that_raises_in_the_reference_alone_is_named_with_a_case() -> None
     backend = "compile[aot_eager_decomp_partition]"
     with mock.patch("amp_fuzz.interfaces.check.api.known_of", return_value=()):
         result = amp_fuzz.check(norm, torch.ones(1, 8), backends=[backend])
-    (found,) = result.divergences
+    (found,) = result.own
     assert (found.kind, found.op) == ("raise", "layer_norm")
     assert found.case is not None
 
@@ -507,7 +563,9 @@ def test_an_op_outside_the_catalogue_is_named_without_a_case() -> None:
     def odd(x: Tensor) -> Tensor:
         return torch.special.bessel_j0(x)
 
-    wrong = Broken(patches=kernels({"aten.special_bessel_j0.default": lambda op, x: op(x) + 1}))
+    wrong = BrokenUnderAutocast(
+        patches=kernels({"aten.special_bessel_j0.default": lambda op, x: op(x) + 1})
+    )
     (found,) = amp_fuzz.check(odd, torch.ones(2), backends=[wrong]).divergences
     assert (found.op, found.dtypes) == ("torch.special.bessel_j0", "float32")
     assert found.case is None
@@ -653,7 +711,7 @@ def test_a_function_with_a_plainer_name_is_named_by_it_with_a_case(inplace: bool
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(inplace=inplace))
     twice = kernels({"aten.relu.default": lambda op, x: op(x) * 2})
     wrong = BrokenCompiler("aot_eager", patches=twice)
-    (found,) = amp_fuzz.check(model, torch.randn(8, 2), backends=wrong).divergences
+    (found,) = amp_fuzz.check(model, torch.randn(8, 2), backends=wrong).own
     assert (found.module, found.op) == ("1", "relu")
     assert found.case is not None
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,18 @@ import pytest
 import torch
 
 import amp_fuzz
+from amp_fuzz.backends import backends
+from amp_fuzz.backends.base import Facts
+from amp_fuzz.backends.eager import EagerBackend
+from amp_fuzz.cases.case import Plan
 from amp_fuzz.findings.supervision.processes import unforkable
 from amp_fuzz.interfaces.check import arguments, fork, locate
+from amp_fuzz.interfaces.check.adapters import Checked
 from amp_fuzz.interfaces.check.fork import Apart, Died
+from amp_fuzz.interfaces.check.judging import judged
+from amp_fuzz.interfaces.check.subject import Subject
 from amp_fuzz.records.store import load_finding
+from tests.check.faults import BrokenUnderAutocast
 from tests.check.test_models import Broken, kernels
 
 pytestmark = pytest.mark.skipif(bool(unforkable()), reason="needs forks")
@@ -41,7 +50,7 @@ def test_a_cut_out_case_that_crashes_torch_is_told_and_the_caller_lives(
         os.kill(os.getpid(), signal.SIGSEGV)
 
     monkeypatch.setattr(locate, "_verdict", dies)
-    wrong = Broken(patches=kernels({"aten.tanh.default": lambda op, x: op(x) * 2}))
+    wrong = BrokenUnderAutocast(patches=kernels({"aten.tanh.default": lambda op, x: op(x) * 2}))
     result = amp_fuzz.check(torch.tanh, torch.randn(3), backends=wrong)
     (run,) = result.runs
     assert run.status == "diverged"
@@ -118,6 +127,50 @@ def test_a_fork_is_this_process_or_it_is_not() -> None:
     assert {*called} == {os.getpid()}
 
 
+@dataclass(frozen=True)
+class Importing(EagerBackend):
+    """Eager on the CPU, as if its library imported a module at the first call."""
+
+    def facts(self) -> Facts:
+        return Facts(imports=("imported_at_the_first_call",))
+
+
+def test_what_a_backend_imports_is_imported_once_for_all_forks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "imported_at_the_first_call"
+    (tmp_path / f"{name}.py").write_text("import os\nprocess = os.getpid()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        assert amp_fuzz.check(torch.relu, torch.randn(3), backends=Importing("cpu"), isolate=False)
+        assert name not in sys.modules
+        assert amp_fuzz.check(torch.relu, torch.randn(3), backends=Importing("cpu"))
+        assert sys.modules[name].process == os.getpid()
+    finally:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.thorough
+def test_a_fork_imports_no_compiler_again() -> None:
+    rungs = [backend for backend in backends().values() if backend.name in COMPILED]
+    call, _ = arguments.caller_of(None, rungs)
+    for rung in rungs:
+        (new,) = call(_imported, rung)
+        assert not [name for name in new if name.startswith(("torch._inductor.lowering", "sympy."))]
+        assert len(new) < 60, new
+
+
+COMPILED = ("compile[eager]", "compile[aot_eager]", "export")
+
+
+def _imported(backend: Any) -> Iterator[list[str]]:
+    """Yield the modules that a call imports in this process."""
+    before = set(sys.modules)
+    subject = Subject.of(torch.nn.Linear(2, 2), [torch.randn(2, 2)])
+    judged(Checked(subject, backend), Plan())
+    yield sorted(set(sys.modules) - before)
+
+
 def test_where_no_fork_is_safe_it_must_not_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arguments, "unforkable", lambda: "threads are about")
     with pytest.raises(amp_fuzz.CheckError, match=r"^isolate=True: threads are about$"):
@@ -142,7 +195,7 @@ def test_results_from_before_a_search_dies_are_kept() -> None:
             os.kill(os.getpid(), signal.SIGSEGV)
         return op(x) * 2
 
-    wrong = Broken(patches=kernels({"aten.tanh.default": dies}))
+    wrong = BrokenUnderAutocast(patches=kernels({"aten.tanh.default": dies}))
     model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()))
     (found,) = amp_fuzz.check(model, torch.randn(3, 4), backends=wrong).divergences
     assert (found.kind, found.where) == ("bitwise", "output")
@@ -196,7 +249,7 @@ def test_a_verdict_at_the_second_try_is_kept_though_a_search_dies(tmp_path: Path
             os.abort()
         return op(x) * 2
 
-    wrong = Broken(patches=kernels({"aten.tanh.default": dies}))
+    wrong = BrokenUnderAutocast(patches=kernels({"aten.tanh.default": dies}))
     (run,) = amp_fuzz.check(torch.tanh, torch.randn(3), backends=wrong).runs
     assert run.status == "diverged"
     assert run.detail.endswith("the process died of SIGABRT")
@@ -259,7 +312,7 @@ def test_a_fork_that_computes_for_long_is_left_alone(monkeypatch: pytest.MonkeyP
 
 def _checks() -> str:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
-    wrong = Broken(patches=kernels({"aten.tanh.default": lambda op, x: op(x) * 2}))
+    wrong = BrokenUnderAutocast(patches=kernels({"aten.tanh.default": lambda op, x: op(x) * 2}))
     return str(amp_fuzz.check(model, torch.randn(3, 4), backends=["eager-cpu", wrong], store=None))
 
 

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 import amp_fuzz
 from amp_fuzz.backends import Backend
+from amp_fuzz.backends.compile import CompileBackend
+from amp_fuzz.backends.harness import Observation
+from amp_fuzz.cases.case import Plan
 from amp_fuzz.interfaces.check import CheckResult
 from amp_fuzz.reference.state import here
 from tests.check.faults import BrokenCompiler, kernels
@@ -132,10 +135,23 @@ def test_a_compiler_that_casts_again_does_not_diverge() -> None:
     ]
 
 
-def test_a_compiler_that_is_wrong_beside_it_still_diverges() -> None:
+class Only(BrokenCompiler):
+    """A compiler that is wrong only while autocast is around the call."""
+
+    def called(self, function: Callable[..., Any], plan: Plan, call: Any) -> Observation:
+        if not plan.contexts:
+            return CompileBackend("aot_eager").called(function, plan, call)
+        return BrokenCompiler.called(self, function, plan, call)
+
+
+@pytest.mark.parametrize(("kind", "verdict"), [(Only, "diverges"), (BrokenCompiler, "stale")])
+def test_a_compiler_that_is_wrong_beside_it_still_fails(
+    kind: type[BrokenCompiler], verdict: str
+) -> None:
+    """Without autocast's doing it says nothing of the weight, which is told."""
     doubles = {"aten.add.Tensor": lambda op, *args, **how: op(*args, **how) * 2}
-    result = checked(_halve, BrokenCompiler("aot_eager", patches=kernels(doubles)), seconds=0)
-    assert result.verdict == "diverges", str(result)
+    result = checked(_halve, kind("aot_eager", patches=kernels(doubles)), seconds=0)
+    assert result.verdict == verdict, str(result)
 
 
 def test_an_eager_backend_that_casts_again_diverges() -> None:

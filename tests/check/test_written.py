@@ -53,23 +53,22 @@ def forgetting() -> Iterator[None]:
         yield
 
 
-def test_inductor_leaves_a_cast_out_and_is_known_for_it() -> None:
+def test_inductor_leaves_a_cast_out_and_so_without_autocast() -> None:
     result = amp_fuzz.check(equal, torch.randn(4, 64), backends=INDUCTOR, autocast=None)
-    (found,) = result.known
-    assert (found.kind, found.known, result.ok) == ("precision", "compile-written-casts", True)
-    assert "https://github.com/pytorch/pytorch/issues/185337" in str(result)
+    (found,) = result.own
+    assert (found.kind, result.ok) == ("precision", True)
 
 
-def test_casts_that_are_stored_and_written_to_are_known_where_they_are_left_out() -> None:
+def test_casts_that_are_stored_and_written_to_are_left_out_without_autocast_too() -> None:
     result = amp_fuzz.check(parts, torch.randn(4, 64), backends=INDUCTOR, autocast=None)
-    assert [run.detail for run in result.runs] == ["compile-written-casts"], result
+    assert [run.detail for run in result.runs] == ["not autocast's (precision)"], result
 
 
-def test_a_wrong_op_beside_a_cast_that_is_left_out_is_not_known() -> None:
+def test_a_wrong_op_beside_a_cast_that_is_left_out_is_told() -> None:
     wrong = BrokenCompiler("inductor", patches=lowering("relu.default"))
     x = torch.randn(4, 64)
     result = amp_fuzz.check(parts, x, backends=wrong, autocast=None, store=None, seconds=0)
-    assert [run.status for run in result.runs] == ["diverged"], result
+    assert ([run.status for run in result.runs], result.divergences) == (["backend"], ()), result
 
 
 @pytest.mark.parametrize("backend", ["compile[aot_eager]", EMULATING])
@@ -87,8 +86,8 @@ def test_a_lowering_that_drops_a_cast_is_told() -> None:
     options = {f.name: getattr(honest, f.name) for f in dataclasses.fields(honest)}
     wrong = BrokenCompiler(**options, patches=forgetting)
     result = amp_fuzz.check(equal, torch.randn(4, 64), backends=wrong, autocast=None, store=None)
-    (found,) = result.divergences
-    assert (found.kind, found.where, result.ok) == ("precision", "output", False)
+    (found,) = result.own
+    assert (found.kind, found.where, result.ok) == ("precision", "output", True)
 
 
 def test_casts_of_torchs_own_are_not_the_callables() -> None:

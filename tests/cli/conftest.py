@@ -37,17 +37,24 @@ import torch
 
 from amp_fuzz.backends.base import Availability
 from amp_fuzz.backends.eager import EagerBackend
-from amp_fuzz.cases.program import statements
+from amp_fuzz.cases.program import Autocast, regions, statements
+
+
+def under_autocast(case):
+    contexts = (*case.plan.contexts, *regions(case.program.body))
+    return any(isinstance(c, Autocast) and c.enabled for c in contexts)
 
 
 class Lying(EagerBackend):
-    """Says float64 of the first value."""
+    """Says float64 of the first value under autocast."""
 
     name = "lying-cpu"
 
     def run(self, cases):
         seen = EagerBackend.run(self, cases)
-        for observation in seen:
+        for case, observation in zip(cases, seen):
+            if not under_autocast(case):
+                continue
             for label, value in observation.values.items():
                 if value is not None and value.is_floating_point():
                     observation.values[label] = value.double()
@@ -82,7 +89,10 @@ TURNS = itertools.count()
 
 
 class Moody(EagerBackend):
-    """Does to ops what stands in moods.txt: ``abs dtype``, ``neg value``, ``abs coin``."""
+    """Does to ops under autocast what stands in moods.txt: ``abs dtype``, ``neg value``.
+
+    ``coin`` changes from run to run. ``abs always-dtype``: without autocast too.
+    """
 
     name = "moody-cpu"
 
@@ -93,9 +103,12 @@ class Moody(EagerBackend):
             calls = statements(case.program.body)
             made = {n: moods[s.op] for s in calls if s.op in moods for n in s.outputs}
             for label, value in observation.values.items():
-                mood = made.get(label.rpartition(".")[2])
+                mood = made.get(label.rpartition(".")[2], "")
+                kind = mood.removeprefix("always-")
+                if kind == mood and not under_autocast(case):
+                    continue
                 if mood and value is not None and value.is_floating_point():
-                    observation.values[label] = self.changed(mood, value)
+                    observation.values[label] = self.changed(kind, value)
         return seen
 
     def changed(self, mood, value):

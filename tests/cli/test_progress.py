@@ -36,14 +36,14 @@ def board(clock: Clock, limit: float = 0.0) -> Board:
 
 def test_a_line_for_logs(clock: Clock) -> None:
     run = board(clock)
-    assert run.line() == "[0.0 s] eager-cpu 0/100, fake-cuda 0/100, known 0, new 0"
+    assert run.line() == "[0.0 s] eager-cpu 0/100, fake-cuda 0/100, own 0, known 0, new 0"
     clock.now += 5  # the workers start
     run.add("eager-cpu", 10, known=1)
     clock.now += 5
     run.add("eager-cpu", 20, new=2)
     run.add("fake-cuda", 30)
     assert run.line() == (
-        "[10 s] eager-cpu 30/100, fake-cuda 30/100, 10.0 cases/s, 18 s left, known 1, new 2"
+        "[10 s] eager-cpu 30/100, fake-cuda 30/100, 10.0 cases/s, 18 s left, own 0, known 1, new 2"
     )
 
 
@@ -121,9 +121,9 @@ def test_the_table(clock: Clock) -> None:
         console.print(run.table())
     lines = [line.replace("━", "").replace("╸", "").split() for line in capture.get().splitlines()]
     assert lines == [
-        ["backend", "10", "s", "cases", "cases/s", "left", "known", "new"],
-        ["eager-cpu", "51/100", "5.0", "9.8", "s", "3", "0"],
-        ["fake-cuda", "100/100", "10.0", "done", "0", "1"],
+        ["backend", "10", "s", "cases", "cases/s", "left", "own", "known", "new"],
+        ["eager-cpu", "51/100", "5.0", "9.8", "s", "0", "3", "0"],
+        ["fake-cuda", "100/100", "10.0", "done", "0", "0", "1"],
     ]
     clock.now += 10  # what is done keeps its rate
     with console.capture() as capture:

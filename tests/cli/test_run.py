@@ -53,7 +53,9 @@ def test_an_honest_backend(amp_fuzz: Command, tmp_path: Path) -> None:
     plan = rf"eager-cpu: 5 cases each, {aimed}, {limits}, 1 op, \d+ workers?"
     assert re.fullmatch(plan, lines[1])
     assert re.fullmatch(r"records in \.amp-fuzz/runs/\d{8}-\d{6}-\w{4}", lines[2])
-    assert re.search(r"^\[[\d.]+ s\] eager-cpu \d/5, known 0, new 0$", done.out, re.MULTILINE)
+    assert re.search(
+        r"^\[[\d.]+ s\] eager-cpu \d/5, own 0, known 0, new 0$", done.out, re.MULTILINE
+    )
     assert lines[-1] == ("again:  amp-fuzz run --seed=1 --backends=eager-cpu --ops=abs --cases=5")
     assert lines[-2].startswith("report: amp-fuzz-report/report.html (and for CI: report.md")
     assert len(lines) <= 12

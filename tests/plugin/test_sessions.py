@@ -411,3 +411,36 @@ def test_a_note_fails_its_item_if_the_session_was_told_to(project: pytest.Pytest
                 f"*amp-fuzz replay {exp.id} --backend=eager-cpu",
             ]
         )
+
+
+# A conftest in which eager's values are wrong, whatever autocast does.
+OWN = """
+from amp_fuzz.backends.eager import EagerBackend
+
+honest = EagerBackend.run
+
+def run(self, cases):
+    seen = honest(self, cases)
+    for observation in seen:
+        for label, value in observation.values.items():
+            if value is not None and value.is_floating_point():
+                observation.values[label] = value + 1
+    return seen
+
+EagerBackend.run = run
+"""
+
+
+@pytest.mark.parametrize(("more", "code"), [((), 0), (("--amp-fuzz-fail-on=backend",), 1)])
+def test_what_shows_without_autocast_too_passes_unless_asked(
+    project: pytest.Pytester, more: tuple[str, ...], code: int
+) -> None:
+    project.makeconftest(OWN)
+    small = ("--amp-fuzz", "--amp-fuzz-ops=relu", "--amp-fuzz-cases=3", "--amp-fuzz-seed=1")
+    done = project.runpytest_subprocess(*small, CPU, "--amp-fuzz-isolate=never", *more)
+    assert done.ret == code
+    said = " ".join(done.stdout.str().split())
+    line = r"\d cases? differs? in the same way without autocast: the backend's own"
+    assert re.search(line, said)
+    assert ("--fail-on=backend says" in said) == bool(code)
+    assert {r.known for r in records() if isinstance(r, DivergenceRecord)} == {"backend"}

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import msgspec
 
 from amp_fuzz.backends import backends
-from amp_fuzz.backends.torchscript_autocast import load_policies
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import (
     Autocast,
@@ -31,6 +30,7 @@ from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.oracle.labels import guilty_op
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.policies.tables import load_table
+from amp_fuzz.records.schema import OWN
 from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, F16, call, case, under, x
 
@@ -101,13 +101,6 @@ def policy_of(op: str) -> str:
     names = [o.removeprefix("aten::") for o in CATALOGUE[op].overloads]
     rules = load_table("cpu").rules
     return next((rules[n].policy.value for n in names if n in rules), "")
-
-
-def script_policy_of(op: str) -> str:
-    """Return what TorchScript's list says of an op, "" for nothing."""
-    names = [o.removeprefix("aten::").partition(".")[0] for o in CATALOGUE[op].overloads]
-    listed = load_policies().of
-    return next((listed[n] for n in (*names, op.partition(".")[0]) if n in listed), "")
 
 
 def agrees(verdict: Verdict, backend: str) -> bool:
@@ -237,26 +230,6 @@ def keeps_overflow(verdict: Verdict) -> bool:
 # -- TorchScript and export ------------------------------------------------------------------------
 
 
-def wrong_list(verdict: Verdict) -> bool:
-    """Recognise a cast to float32 of what the CPU's table does not list."""
-    if not (known(verdict, "torchscript-pass") and widened(verdict)):
-        return False
-    op = op_of(verdict)
-    return script_policy_of(op).startswith("fp32") and not policy_of(op)
-
-
-def stale_types(verdict: Verdict) -> bool:
-    """Recognise a promotion to float32 of 16-bit values, one of which was cast before."""
-    if not (known(verdict, "torchscript-pass") and widened(verdict)):
-        return False
-    statement = statement_of(verdict)
-    if statement is None or script_policy_of(statement.op) != "promote":
-        return False
-    made = {n: s.op for s in statements(verdict.case.program.body) for n in s.outputs}
-    given = [made[name] for name in uses(statement) if name in made]
-    return any(policy_of(op) == "lower_precision_fp" for op in given)
-
-
 def constant_weight(error: str) -> Recogniser:
     def recognise(verdict: Verdict) -> bool:
         found = verdict.divergence
@@ -302,7 +275,7 @@ def other_dtype_backward(verdict: Verdict) -> bool:
 
 
 def norm_batching(verdict: Verdict) -> bool:
-    if not known(verdict, "vmap-batching-rules"):
+    if not known(verdict, OWN):
         return False
     norms = ("*layer_norm*", "*batch_norm*", "*group_norm*", "*instance_norm*")
     norm = any(fnmatch.fnmatchcase(op_of(verdict), pattern) for pattern in norms)
@@ -436,30 +409,6 @@ BUGS = (
         keeps_overflow,
         bare(HUGE, *SQUARED),
         (bare([x("x0", 8, 8, dtype="float16")], *SQUARED),),
-    ),
-    Bug(
-        "pytorch#75956",
-        "TorchScript casts after a list that is not the CPU's",
-        "script",
-        "dtype",
-        wrong_list,
-        case([x("x0", 4, dtype="bfloat16")], call("exp", "x0")),
-        (
-            case([x("x0", 4, dtype="bfloat16")], call("add", "x0", "x0")),
-            case([x("x0", 4, dtype="bfloat16")], call("sin", "x0")),
-        ),
-    ),
-    Bug(
-        "csarofeen/pytorch#1142",
-        "TorchScript promotes 16-bit values that it cast itself to float32",
-        "script",
-        "dtype",
-        stale_types,
-        case(INPUTS, MM, call("addcmul", "v0", "v0", "v0", to="v1")),
-        (
-            case([x("x0", 4, dtype="bfloat16")], call("addcmul", "x0", "x0", "x0")),
-            case(INPUTS, MM, call("exp", "v0", to="v1")),
-        ),
     ),
     Bug(
         "pytorch#84092",

@@ -49,15 +49,15 @@ def test_the_heat_map_has_its_numbers(shown: dict[str, Any]) -> None:
             {
                 "op": CAT,
                 "cells": [
-                    {"known": 1, "new": 1, "called": 3},
-                    {"known": 0, "new": 0, "called": 1},
+                    {"own": 0, "known": 1, "new": 1, "called": 3},
+                    {"own": 0, "known": 0, "new": 0, "called": 1},
                 ],
             },
             {
                 "op": MM,
                 "cells": [
-                    {"known": 1, "new": 0, "called": 4},
-                    {"known": 0, "new": 1, "called": 2},
+                    {"own": 0, "known": 1, "new": 0, "called": 4},
+                    {"own": 0, "known": 0, "new": 1, "called": 2},
                 ],
             },
         ],
@@ -71,7 +71,15 @@ def test_device_against_device_has_its_numbers(shown: dict[str, Any]) -> None:
     ]
     (cat,) = (mix for mix in devices["mixes"] if mix["op"] == CAT)
     assert cat["differ"] == []
-    side = {"policies": ["fp32"], "cases": 1, "raised": 0, "known": 0, "new": 0, "kinds": {}}
+    side = {
+        "policies": ["fp32"],
+        "cases": 1,
+        "raised": 0,
+        "own": 0,
+        "known": 0,
+        "new": 0,
+        "kinds": {},
+    }
     both = side | {"cases": 4, "known": 1, "new": 1, "kinds": {"dtype": 2}}
     assert cat["cells"] == [both, side]
     assert devices["apart"] == [{"op": CAT, "ratio": 1e9 / 2, "excess": [1e9, 2.0]}]

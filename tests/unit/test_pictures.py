@@ -168,7 +168,7 @@ def test_of_two_ops_together_no_share_is_known(tmp_path: Path) -> None:
     both = f"{MM}+{CAT}"
     records = [one(1, ops=(MM, CAT)), bad(2, both, ops=(MM, CAT), at=-1), one(3, "eager-cpu")]
     heat = pictures(frames.load(store_of(tmp_path, records), "r1")).divergences
-    numbers = {"known": 0, "new": 1, "called": None}
+    numbers = {"own": 0, "known": 0, "new": 1, "called": None}
     assert heat.rows == ((both, (Cell("1", 1, "1 diverged here: 0 known, 1 new", True, numbers),
                                  Cell("", 0, "not called"))),)  # fmt: skip
 

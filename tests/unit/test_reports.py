@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from amp_fuzz.cases.case import Case, Plan
 from amp_fuzz.cases.program import Program, Ref, Statement, TensorSpec
+from amp_fuzz.records.fingerprint import fingerprinted
 from amp_fuzz.records.schema import (
     BackendRecord,
     CaseRecord,
@@ -259,15 +260,15 @@ def test_the_summary_counts_a_divergence_where_it_shows_and_nowhere_else(
     pair = "bfloat16,float16"
     low = "lower_precision_fp"
     assert rows == {
-        ("", "none", "", "fake-cuda", "crash"): (1, 0, 0),
-        (CAT, "promote", pair, "eager-cpu", "dtype"): (2, 0, 4),
-        (CAT, "promote", pair, "eager-cpu", "raise"): (1, 1, 2),
-        (CAT, "promote", pair, "eager-cpu", "raised"): (1, 0, 2),
-        (CAT, "promote", pair, "fake-cuda", "raise"): (1, 1, 2),
-        (MM, low, pair, "eager-cpu", "agreed"): (2, 0, 4),
-        (MM, low, pair, "eager-cpu", "elsewhere"): (2, 0, 4),
-        (MM, low, pair, "eager-cpu", "raised"): (1, 0, 2),
-        (MM, low, pair, "fake-cuda", "agreed"): (1, 0, 2),
+        ("", "none", "", "fake-cuda", "crash"): (1, 0, 0, 0),
+        (CAT, "promote", pair, "eager-cpu", "dtype"): (2, 0, 0, 4),
+        (CAT, "promote", pair, "eager-cpu", "raise"): (1, 1, 0, 2),
+        (CAT, "promote", pair, "eager-cpu", "raised"): (1, 0, 0, 2),
+        (CAT, "promote", pair, "fake-cuda", "raise"): (1, 1, 0, 2),
+        (MM, low, pair, "eager-cpu", "agreed"): (2, 0, 0, 4),
+        (MM, low, pair, "eager-cpu", "elsewhere"): (2, 0, 0, 4),
+        (MM, low, pair, "eager-cpu", "raised"): (1, 0, 0, 2),
+        (MM, low, pair, "fake-cuda", "agreed"): (1, 0, 0, 2),
     }
 
 
@@ -680,9 +681,9 @@ def test_the_terminal_summary(shown: View) -> None:
 2 new findings: of 9 cases on 2 backends, 3 diverged in an unknown way.
 next: amp-fuzz repro bcc5b4f7a8c23781 --format=issue -o issue.md
 
-  backend    cases  known  new  kernels reached
-  eager-cpu      6      1    2  2/3 (66.7 %)
-  fake-cuda      3      1    1  2/2 (100 %)
+  backend    cases  own  known  new  kernels reached
+  eager-cpu      6    0      1    2  2/3 (66.7 %)
+  fake-cuda      3    0      1    1  2/2 (100 %)
 
 new findings: 2, grouped by cause
 
@@ -717,12 +718,13 @@ def test_the_terminal_summary_with_all_its_tables(shown: View) -> None:
 2 new findings: of 9 cases on 2 backends, 3 diverged in an unknown way.
 next: amp-fuzz repro bcc5b4f7a8c23781 --format=issue -o issue.md
 
-  backend    cases  agreed  raised  known  new  cases/s  kernels reached
-  eager-cpu      6       2       1      1    2     0.50  2/3 (66.7 %)
-  fake-cuda      3       1       0      1    1      2.0  2/2 (100 %)
+  backend    cases  agreed  raised  own  known  new  cases/s  kernels reached
+  eager-cpu      6       2       1    0      1    2     0.50  2/3 (66.7 %)
+  fake-cuda      3       1       0    0      1    1      2.0  2/2 (100 %)
   eager-cpu: torch 2.13.0
   fake-cuda: torch 2.13.0, no values
-  raised: both sides raised alike. cases/s: in one worker, including minimising.
+  raised: both sides raised alike. own: differs in the same way without
+    autocast. cases/s: in one worker, including minimising.
 
 autocast kernels that no case reached
   eager-cpu (1): cosh
@@ -894,10 +896,10 @@ amp-fuzz repro bcc5b4f7a8c23781 --format=issue -o issue.md
 
 ### Backends
 
-| backend | version | cases | agreed | raised alike | known | new | cases/s a worker | ops | autocast kernels reached |
-|---|---|---:|---:|---:|---:|---:|---:|---:|---|
-| `eager-cpu` | torch 2.13.0 | 6 | 2 | 1 | 1 | **2** | 0.50 | 2 | 2/3 (66.7 %) |
-| `fake-cuda` | torch 2.13.0, no values | 3 | 1 | 0 | 1 | **1** | 2.0 | 2 | 2/2 (100 %) |
+| backend | version | cases | agreed | raised alike | own | known | new | cases/s a worker | ops | autocast kernels reached |
+|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---|
+| `eager-cpu` | torch 2.13.0 | 6 | 2 | 1 | 0 | 1 | **2** | 0.50 | 2 | 2/3 (66.7 %) |
+| `fake-cuda` | torch 2.13.0, no values | 3 | 1 | 0 | 0 | 1 | **1** | 2.0 | 2 | 2/2 (100 %) |
 
 <details><summary>Autocast kernels not reached</summary>
 
@@ -1263,8 +1265,8 @@ def test_write_makes_the_files(tmp_path: Path) -> None:
     }
     assert paths[0].read_text().startswith("<!DOCTYPE html>")
     rows = paths[3].read_text().splitlines()
-    assert rows[0] == "op,policy,dtypes,backend,kind,cases,known,calls"
-    assert rows[2] == 'cat,promote,"bfloat16,float16",eager-cpu,dtype,2,0,4'
+    assert rows[0] == "op,policy,dtypes,backend,kind,cases,known,own,calls"
+    assert rows[2] == 'cat,promote,"bfloat16,float16",eager-cpu,dtype,2,0,0,4'
     assert len(rows) == 10
 
 
@@ -1321,3 +1323,105 @@ print(reports.terminal(Store({str(store.root)!r}), "r1"))
 )
 def test_numbers_and_words(said: str, want: str) -> None:
     assert said == want
+
+
+# -- what the backend does without autocast too ----------------------------------------------------
+
+
+def own_run() -> list[Record]:
+    """One cause in two cases of a compiler, one case of another backend, one known bug."""
+    where = {"kind": "value", "op": "erf", "known": "backend"}
+    shown = fingerprinted(
+        replace(
+            found(BIG, kind="value", op="erf", known="backend", small=SMALL, where="v0"),
+            backend="compile[inductor]",
+            stage="compile[inductor]",
+            part="lowerings: erf",
+        )
+    )
+    mine = {"backend": "compile[inductor]", **where}
+    of = (shown.fingerprint,)
+    cases = [replace(ran("backend", case=c, **mine), groups=of) for c in (BIG, case(CAT, seed=4))]
+    lone = ran("backend", case=FOREIGN, **{**where, "kind": "nonfinite"})
+    name = KNOWN[0].id
+    beside = ran("known", case=DEAD, kind="raise", op=CAT, known=f"{name}+backend")
+    return [ran(), *cases, shown, lone, beside, EndRecord("", "", 5, 75.0)]
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> View:
+    return view_of(store_of(tmp_path, own_run()))
+
+
+def test_what_shows_without_autocast_too_is_counted_apart_and_fails_nothing(own: View) -> None:
+    assert (own.own_cases, own.new_cases, own.known_cases) == (3, 0, 1)
+    assert [(b.name, b.own, b.known) for b in own.backends if b.cases] == [
+        ("eager-cpu", 1, 1),
+        ("compile[inductor]", 2, 0),
+    ]
+    assert [k.id for k in own.known] == [KNOWN[0].id]
+    assert own.verdict.kind == "known"
+    assert own.verdict.sentence.startswith("Nothing new about autocast: of 5 cases")
+    (group,) = own.own
+    assert (group.cases, group.record.stage) == (2, "compile[inductor]")
+    assert group.title == "lowerings: erf is wrong, as value at erf"
+    assert group.replay.startswith(f"amp-fuzz replay {SMALL.id}")
+
+
+def test_a_run_of_nothing_else_says_so(tmp_path: Path) -> None:
+    records = [r for r in own_run() if not (isinstance(r, CaseRecord) and "+" in r.known)]
+    seen = view_of(store_of(tmp_path, records))
+    assert seen.verdict.kind == "backend"
+    assert "agreed with the reference, or differ without autocast too" in seen.verdict.sentence
+
+
+def test_the_terminal_says_it_in_a_line_and_shows_the_groups_if_asked(own: View) -> None:
+    said = text.render(own, width=120)
+    line = (
+        "3 cases differ in the same way without autocast: the backend's own (1 group; amp-fuzz "
+        "report -v shows it)"
+    )
+    assert line in said
+    assert "lowerings" not in said
+    assert len(said.splitlines()) <= 20
+    whole = text.render(own, width=120, verbose=True)
+    assert "torch.compile, without autocast's doing: 1 group, 3 cases" in whole
+    assert "1. lowerings: erf is wrong, as value at erf on compile[inductor]: 2 cases" in whole
+    assert "stage     compile[inductor]" in whole
+
+
+@pytest.mark.parametrize("kinds", [("backend",), ("incident", "backend")])
+def test_it_fails_a_run_that_was_told_so(tmp_path: Path, kinds: tuple[str, ...]) -> None:
+    failing = view_of(store_of(tmp_path, own_run(), fail_on=kinds))
+    assert failing.verdict.kind == "new"
+    sentence = " FAILS: 3 cases of the backend's own, as --fail-on=backend says."
+    assert failing.verdict.sentence.endswith(sentence)
+    assert "1. lowerings: erf is wrong" in text.render(failing, width=120)
+    assert "::error title=amp-fuzz%3A lowerings" in "\n".join(machine.annotated(failing))
+    assert failing.own[0].record.fingerprint in machine.code_quality(failing)
+    assert '<failure type="value"' in machine.junit(failing)
+
+
+def test_each_written_report_has_it_in_a_section_of_its_own(own: View) -> None:
+    said = markdown.render(own)
+    head = "torch.compile, without autocast's doing (1 group, 3 cases)"
+    assert f"<details><summary>{head}</summary>" in said
+    assert "3 cases differ in the same way without autocast: the backend's own." in said
+    page = html.pages(own)["report.html"]
+    assert '<details id="own">' in page
+    assert "lowerings: erf" in page.partition('id="own"')[2]
+    facts = msgspec.json.decode(machine.as_json(own))
+    assert [(f["cases"], f["part"]) for f in facts["own"]] == [(2, "lowerings: erf")]
+    assert [b["own"] for b in facts["backends"]] == [1, 0, 2]
+    assert facts["new"] == []
+    suites = machine.junit(own)
+    assert "the backend's own: it differs in the same way without autocast" in suites
+    assert "<failure" not in suites
+    notices = [line for line in machine.annotated(own) if line.startswith("::notice")]
+    assert len(notices) == 1
+    assert machine.code_quality(own) == "[]\n"
+
+
+def test_an_older_run_has_none(shown: View) -> None:
+    assert (shown.own, shown.own_cases, shown.own_sentence) == ((), 0, "")
+    assert "without autocast" not in text.render(shown, width=120)

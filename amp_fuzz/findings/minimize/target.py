@@ -28,6 +28,7 @@ from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.oracle.labels import guilty_op
 from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.oracle.verdict import Verdict
+from amp_fuzz.records.schema import listed
 
 __all__ = [
     "PARTS",
@@ -393,7 +394,7 @@ def asker(judge: Judge, target: Target) -> Asker:
     below: Judge | None = None
     whole: Judge | None = None
     stage = target.stage
-    if stage and not target.known:
+    if stage and not listed(target.known):
         names = [rung.name for rung in rungs]
         at = names.index(stage) if stage in names else len(names)
         below = replace(judge, backend=rungs[at - 1]) if at else None

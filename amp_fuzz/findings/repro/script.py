@@ -1,6 +1,7 @@
 """Write a finding as a script that imports only torch, for an upstream issue.
 
-Only amp-fuzz itself can run some backends: the script for one of these imports it.
+Only amp-fuzz itself can run some backends, and only it checks what fake kernels do not: such a
+script imports it.
 
 The script exits with 1 if the divergence is there, with 0 if it is not, and with 125 if it cannot
 tell: torch or an op is missing, or a different error is raised (``git bisect run`` skips on 125).
@@ -20,6 +21,7 @@ import torch
 
 from amp_fuzz.backends import Backend, custom_functions, facts_of, prelude
 from amp_fuzz.backends.base import Repros, shadows_of
+from amp_fuzz.backends.refusals import ORIGIN
 from amp_fuzz.backends.reproducing import source_of
 from amp_fuzz.backends.source import driver_source, imports_of
 from amp_fuzz.backends.torch_state import torch_state
@@ -46,7 +48,7 @@ def repro(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> 
     once. `prefix` is source to put before the program, such as a fault that a test seeds. Raises
     `ReproError` if the reference does not reach the place of the finding.
     """
-    if not isinstance(backend, Repros):
+    if _refused(finding) or not isinstance(backend, Repros):
         _kind(finding)
         return _judging(case, backend, finding)
     parts = pieces(case, backend, finding)
@@ -56,12 +58,16 @@ def repro(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> 
     return f"{parts.head}\n{standard}\n\n\n{_HOOK}\n{ours}{parts.modules}\n\n{code}\n"
 
 
+def _refused(finding: Found) -> bool:
+    """Return whether a fake device refused a call, which torch's fake kernels alone accept."""
+    return ORIGIN in f"{finding.expected} {finding.observed}"
+
+
 def _judging(case: Case, backend: Backend, finding: Found) -> str:
     """Return a script that judges a case with amp-fuzz, if only amp-fuzz can run the backend."""
     installs = facts_of(backend).installs
-    needs = (
-        f"pip install '{installs}'" if installs else f"amp-fuzz, and the package of {backend.name}"
-    )
+    package = "" if isinstance(backend, Repros) else f", and the package of {backend.name}"
+    needs = f"pip install '{installs}'" if installs else f"amp-fuzz{package}"
     modules = "".join(f"import {module}\n" for module in _modules(case))
     return (
         f"{head(case, backend, finding)}\n# needs: {needs}\nimport sys\n\n\n{_HOOK}\n{modules}"
@@ -98,7 +104,7 @@ class Pieces:
 
 def pieces(case: Case, backend: Backend, finding: Found) -> Pieces:
     """Return the pieces of a repro. Raises `ReproError`."""
-    if not isinstance(backend, Repros):
+    if _refused(finding) or not isinstance(backend, Repros):
         raise ReproError(f"only amp-fuzz can run {backend.name}: use --format=script")
     script = Script(case, backend, finding, backend)
     body = _KINDS[_kind(finding)](script)

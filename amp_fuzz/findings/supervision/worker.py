@@ -45,7 +45,7 @@ from amp_fuzz.findings.wrong_policy import caused
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.plugins import inherited
 from amp_fuzz.records.fingerprint import fingerprinted
-from amp_fuzz.records.schema import DivergenceRecord, unanswered
+from amp_fuzz.records.schema import DivergenceRecord, listed, unanswered
 from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.upstream.known import Known
 
@@ -328,7 +328,7 @@ def _final(
         if last is not None:
             op = end.op if last.case == end.case else ""
             found = last.finding(record.family, last.case, op=op)
-            part = "" if target.known else part_of(judge, last, target.stage)
+            part = "" if listed(target.known) else part_of(judge, last, target.stage)
             changes = {"case": job.case, "nearest": end.nearest, "stage": target.stage}
             changes["part"] = part
             changes["explicit"] = explicit_form(last.case, judge.backend.reference())

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from amp_fuzz.backends import Backend, BackendError
+from amp_fuzz.backends import Backend, BackendError, facts_of
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.backends.registry import MissingBackend, choose_backends
 from amp_fuzz.cases.program import FLOAT_DTYPES, Autocast
@@ -17,6 +17,7 @@ from amp_fuzz.findings.supervision.processes import unforkable
 from amp_fuzz.interfaces.check.fork import Apart
 from amp_fuzz.interfaces.check.steps import Call
 from amp_fuzz.interfaces.check.subject import CheckError
+from amp_fuzz.reference import load_table, tabled_devices
 
 __all__ = [
     "Context",
@@ -30,10 +31,10 @@ __all__ = [
 Context: TypeAlias = torch.dtype | str | Mapping[str, Any] | None
 
 
-def caller_of(isolate: bool | None) -> tuple[Call, tuple[str, ...]]:
+def caller_of(isolate: bool | None, backends: Iterable[Backend]) -> tuple[Call, tuple[str, ...]]:
     """Return a function that runs a generator, in a fork or here, and a remark on this.
 
-    Raises `CheckError`.
+    backends: those that it will call. Raises `CheckError`.
     """
     reason = unforkable()
     if not reason and multiprocessing.current_process().daemon:
@@ -43,9 +44,14 @@ def caller_of(isolate: bool | None) -> tuple[Call, tuple[str, ...]]:
     if reason or isolate is False:
         said = f"It was called in this process, which a crash would have killed: {reason}."
         return _here, ((said,) if isolate is None else ())
-    # torch imports this at the first checkpoint, custom op or compiler: here, once for all forks.
+    # Once for all forks. torch imports dynamo at the first checkpoint, custom op or compiler. The
+    # modules of a compiler take 0.7 to 2.3 CPU seconds in each fork that has to import them.
+    modules = ["torch._dynamo", *(name for b in backends for name in facts_of(b).imports)]
     with quiet():
-        importlib.import_module("torch._dynamo")
+        for name in modules:
+            importlib.import_module(name)
+    for device in tabled_devices():
+        load_table(device)
     return Apart(), ()
 
 

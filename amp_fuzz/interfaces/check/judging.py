@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
 
 from amp_fuzz.backends.harness import Observation, quiet
 from amp_fuzz.cases.case import Case, Plan
@@ -14,9 +14,10 @@ from amp_fuzz.interfaces.check.adapters import Checked, case_of
 from amp_fuzz.interfaces.check.stale import noticing
 from amp_fuzz.interfaces.check.trace import names_called
 from amp_fuzz.oracle import Divergence, Rounding, compare
+from amp_fuzz.oracle.judge import Explanation, Judge
 from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.oracle.verdict import Verdict
-from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.explain import Explainer
 from amp_fuzz.upstream.known import Known
 
 __all__ = ["Judged", "judged"]
@@ -37,14 +38,13 @@ class Judged:
     observed: Observation
     stale: bool = False
 
-    @property
-    def diverged(self) -> bool:
-        """Whether there is a divergence that nothing explains."""
-        return self.verdict.outcome == "diverged"
-
 
 def judged(
-    checked: Checked, plan: Plan, known: Sequence[Known] = (), *, confirm: bool = True
+    checked: Checked,
+    plan: Plan,
+    known: Sequence[Known] = (),
+    *,
+    confirm: bool = True,
 ) -> Judged:
     """Judge a call. Known findings explain divergences; the rest is confirmed if asked."""
     with quiet():
@@ -54,11 +54,34 @@ def judged(
         watch = noticing() if checked.values else nullcontext([])
         with watch as stale:
             before = checked.reference().run(plain)
-        called = names_called(checked.subject, checked.reference(), plain.plan) if known else ()
-        case = case_of(plain.plan, before, checked.subject.seed, called)
-        verdict = judge_of(checked, known, "none", confirm).judge(case)
+        made = partial(case_of, plain.plan, before, checked.subject.seed)
+        names = partial(names_called, checked.subject, checked.reference(), plain.plan)
+        explain = _Explainer(Explainer(tuple(known)), cache(lambda: made(names())))
+        case = made()
+        verdict = Judge(checked, explain, "none", confirm).judge(case)
     assert verdict.seen is not None
     return Judged(verdict, case, before, verdict.seen, checked.seen["observed"], bool(stale))
+
+
+@dataclass(frozen=True, slots=True)
+class _Explainer:
+    """Explains by known entries, on the case with the ops that a call names.
+
+    Only entries need these names, which cost another call: most calls agree and need none.
+    """
+
+    inner: Explainer
+    case: Callable[[], Case]
+
+    def __call__(self, trial: Trial, found: Divergence, *, confirmed: bool) -> Explanation:
+        return self.inner(self._on(trial), found, confirmed=confirmed)
+
+    def left_out(self, trial: Trial) -> Explanation:
+        exact = trial.backend.reference().promise == "none"  # it leaves out no rounding
+        return self.inner.left_out(trial if exact else self._on(trial))
+
+    def _on(self, trial: Trial) -> Trial:
+        return replace(trial, case=self.case()) if self.inner.known else trial
 
 
 def others(checked: Checked, found: Judged) -> list[Divergence]:

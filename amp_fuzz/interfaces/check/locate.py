@@ -28,6 +28,7 @@ from amp_fuzz.interfaces.check.trace import FunctionCall, ModuleCall, function_c
 from amp_fuzz.oracle import Divergence, Kind
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.oracle.verdict import Verdict
+from amp_fuzz.records.schema import OWN
 from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.upstream.known import Known
 
@@ -58,7 +59,8 @@ class Place:
 class _Search:
     """A search on one backend, with the time that it may take.
 
-    explained: submodules whose divergence a known finding explains. died: how processes died of
+    own: whether it is for what the backend does without autocast too. explained: submodules whose
+    divergence a known finding explains. died: how processes died of
     extracted cases.
     """
 
@@ -67,6 +69,7 @@ class _Search:
     known: Sequence[Known]
     kind: Kind
     until: float
+    own: bool = False
     late: bool = False
     explained: set[Any] = field(default_factory=set)
     died: list[str] = field(default_factory=list)
@@ -83,7 +86,11 @@ class _Search:
             return None
         checked = Checked(subject, self.checked.inner)
         found = judged(checked, plan, self.known, confirm=False)
-        return found if found.diverged and self.alike(found.verdict) else None
+        return found if self.same(found) and self.alike(found.verdict) else None
+
+    def same(self, found: Judged) -> bool:
+        """Return whether a call diverges, with or without a part of autocast in it."""
+        return found.verdict.outcome == ("backend" if self.own else "diverged")
 
     def alike(self, verdict: Verdict) -> bool:
         """Return whether a divergence is an error or a crash, if that is searched for, or neither.
@@ -97,10 +104,12 @@ class _Search:
 
 
 def locate(
-    checked: Checked, plan: Plan, known: Sequence[Known], kind: Kind, seconds: float
+    checked: Checked, found: Judged, known: Sequence[Known], kind: Kind, seconds: float
 ) -> Place:
     """Return the place of a call's divergence of a kind. seconds: the most for the search."""
-    search = _Search(checked, plan, known, kind, time.monotonic() + seconds)
+    until, own = time.monotonic() + seconds, found.verdict.known == OWN
+    plan = found.case.plan
+    search = _Search(checked, plan, known, kind, until, own)
     with quiet():
         path, subject, inner = _submodule(search)
         place = _op(search, subject, inner)
@@ -176,7 +185,7 @@ def _stage(search: _Search, subject: Subject, plan: Plan) -> str:
     rungs = Checked(subject, search.checked.inner).ladder()
     for rung in rungs:  # only a few, and worth it even when the time is up
         assert isinstance(rung, Checked)
-        if judged(rung, plan, search.known, confirm=False).diverged:
+        if search.same(judged(rung, plan, search.known, confirm=False)):
             return rung.name
     return search.checked.name if rungs else ""
 
@@ -214,6 +223,9 @@ def _guilty(search: _Search, call: FunctionCall, seed: int) -> Place | None:
         if verdict is not None:
             op, ids = known.op if known else "", verdict.known
             note = (f"{ids} explains the op alone, but not the whole",)
+            if ids == OWN:
+                ids = "" if search.own else ids
+                note = ("the op alone differs without autocast too, but not the whole",)
             return Place(
                 module=call.path,
                 op=op,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from amp_fuzz.cases.case import Case
 from amp_fuzz.interfaces.check.messages import NONE, REPEAT, Share
 from amp_fuzz.oracle import Kind
-from amp_fuzz.records.schema import Note
+from amp_fuzz.records.schema import Note, listed
 
 if TYPE_CHECKING:
     from amp_fuzz.interfaces.check_op.result import OpResult
@@ -31,6 +31,7 @@ Outcome: TypeAlias = Literal["agrees", "diverges", "raises", "stale", "unjudged"
 Status: TypeAlias = Literal[
     "agreed",
     "known",
+    "backend",
     "diverged",
     "fails",
     "stale",
@@ -59,12 +60,13 @@ class Diverged:
     kind: as in `amp-fuzz run`. where: the output, parameter or input (``output['loss']``,
     ``encoder.layers.3.attn.qkv.weight.grad``), or the line that raised. expected, observed: both
     sides in short. also: the names of other values that differ. known: the ids of the known
-    findings that explain it, joined by ``+``, or "". told: for each of them its id, its summary,
-    and the link to its discussion, if there is one. module: path of the guilty submodule, "" for
-    the whole. module_type: its class. op: the guilty op of the catalogue or function of torch, ""
-    if none diverges alone. dtypes: of its tensors. policy: what autocast does with it. stage: for a
-    compiler, the first rung that diverges. case: a self-contained case with the real values, if one
-    could be extracted. path: its file. commands: what to type. notes: further remarks.
+    findings that explain it, joined by ``+``, ``backend``, or "". told: for each of them its id,
+    its summary, and the link to its discussion, if there is one. module: path of the guilty
+    submodule, "" for the whole. module_type: its class. op: the guilty op of the catalogue or
+    function of torch, "" if none diverges alone. dtypes: of its tensors. policy: what autocast does
+    with it. stage: for a compiler, the first rung that diverges. case: a self-contained case with
+    the real values, if one could be extracted. path: its file. commands: what to type. notes:
+    further remarks.
     """
 
     backend: str
@@ -93,7 +95,7 @@ class Diverged:
         if self.also:
             more = f" and {len(self.also) - 4} more" if len(self.also) > 4 else ""
             rows.append(("also", ", ".join(self.also[:4]) + more))
-        if self.known:
+        if listed(self.known):
             rows += [("known as", line) for line in self.told or (self.known,)]
         if self.module or self.module_type:
             kind = f" ({self.module_type})" if self.module_type else ""
@@ -122,14 +124,15 @@ def row(name: str, text: str, *, whole: bool = False) -> list[str]:
 class Ran:
     """The result of one backend under one autocast.
 
-    status: ``agreed``; ``known``: every difference is explained; ``diverged``; ``fails``: it raises
-    alike on both sides under autocast, and runs without; ``stale``: it differs because a weight
-    changes inside a context and is used through its old cast; ``unjudged``: less than half of its
-    values could be judged; ``raised``: it raises alike on both sides, without autocast too;
-    ``leaked``: it leaves torch's state changed on both sides; ``nothing``: there was nothing to
-    compare; ``skipped``: the backend cannot call it. values, gradients: how many were compared.
-    share: how many of its values were judged. detail: one more line. notes: facts that do not
-    affect the status. advice: one sentence of what to do, if nothing agreed and nothing diverged.
+    status: ``agreed``; ``known``: every difference is explained; ``backend``: it differs in the
+    same way without autocast; ``diverged``; ``fails``: it raises alike on both sides under
+    autocast, and runs without; ``stale``: it differs because a weight changes inside a context and
+    is used through its old cast; ``unjudged``: less than half of its values could be judged;
+    ``raised``: it raises alike on both sides, without autocast too; ``leaked``: it leaves torch's
+    state changed on both sides; ``nothing``: there was nothing to compare; ``skipped``: the backend
+    cannot call it. values, gradients: how many were compared. share: how many of its values were
+    judged. detail: one more line. notes: facts that do not affect the status. advice: one sentence
+    of what to do, if nothing agreed and nothing diverged.
     """
 
     backend: str
@@ -182,6 +185,7 @@ class OwnCast:
 WORDS = {
     "agreed": "agrees",
     "known": "known",
+    "backend": "differs without autocast too",
     "diverged": "DIVERGES",
     "fails": "RAISES under autocast",
     "stale": "DEPENDS ON THE WEIGHT CACHE",
@@ -219,13 +223,14 @@ class CheckResult:
     def verdict(self) -> Outcome:
         """``agrees``, ``diverges``, ``raises``, ``stale`` or ``unjudged``.
 
-        ``diverges``: some backend differs from the reference, and no known finding explains it.
+        ``diverges``: some backend differs from the reference, no known finding explains it, and
+        the backend does not differ so without autocast.
         ``raises``: none does, but under some autocast the callable raises on both sides, and it
         runs without autocast. ``stale``: neither, but a weight changes inside an autocast context
         and is used through its old cast, where some backend casts it again. ``unjudged``: none of
         these, but some run raised, left state changed, compared nothing or judged less than half of
         its values, or no backend could call it.
-        ``agrees``: every run agreed or is known.
+        ``agrees``: every run agreed, is known, or differs without autocast too.
         """
         called = [run.status for run in self.runs if run.status != "skipped"]
         if "diverged" in called:
@@ -234,7 +239,7 @@ class CheckResult:
             return "raises"
         if "stale" in called:
             return "stale"
-        return "agrees" if called and {*called} <= {"agreed", "known"} else "unjudged"
+        return "agrees" if called and {*called} <= {"agreed", "known", "backend"} else "unjudged"
 
     @property
     def ok(self) -> bool:
@@ -262,7 +267,7 @@ class CheckResult:
 
     @property
     def divergences(self) -> tuple[Diverged, ...]:
-        """The divergences that no known finding explains."""
+        """The divergences that no known finding explains, and in which autocast has a part."""
         return tuple(
             run.divergence for run in self.runs if run.status == "diverged" and run.divergence
         )
@@ -272,6 +277,13 @@ class CheckResult:
         """The divergences that known findings explain."""
         return tuple(
             run.divergence for run in self.runs if run.status == "known" and run.divergence
+        )
+
+    @property
+    def own(self) -> tuple[Diverged, ...]:
+        """The divergences that the backend shows in the same way without autocast."""
+        return tuple(
+            run.divergence for run in self.runs if run.status == "backend" and run.divergence
         )
 
     @property

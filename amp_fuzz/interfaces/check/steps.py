@@ -16,6 +16,7 @@ import msgspec
 
 from amp_fuzz.backends import Backend, facts_of
 from amp_fuzz.backends.harness import Raised, quiet
+from amp_fuzz.backends.refusals import ORIGIN
 from amp_fuzz.cases.case import Case, Plan
 from amp_fuzz.cases.program import Autocast, Program
 from amp_fuzz.catalogue import CATALOGUE
@@ -31,6 +32,7 @@ from amp_fuzz.interfaces.check.notes import not_restored, notes_of, raising, sta
 from amp_fuzz.interfaces.check.remedy import remedy, runs_without
 from amp_fuzz.interfaces.check.result import Diverged, Ran, Status
 from amp_fuzz.interfaces.check.subject import Subject
+from amp_fuzz.records.schema import OWN, listed
 from amp_fuzz.records.store import Store
 from amp_fuzz.reference import load_table
 from amp_fuzz.upstream.known import Known
@@ -252,7 +254,7 @@ def _raising(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
             advice, devices = remedy(checked, asked.plan, found.expected)
         note = raising(checked, raised, advice, devices)
         yield asked.ran("fails", f"{said}; it runs without autocast", advice=advice, notes=(note,))
-    elif not asked.backend.values:
+    elif not asked.backend.values and ORIGIN not in raised.message:
         yield asked.ran("skipped", messages.without_values(asked.subject, raised))
     else:
         where = f"{messages.TOO.removesuffix(' too')} and without autocast too"
@@ -263,7 +265,7 @@ def _raising(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
 def _divergence(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
     """Yield the divergence, then with the others, then with its place."""
     divergence, verdict, counts = _diverged(asked, checked, found), found.verdict, _counts(found)
-    if verdict.known:
+    if listed(verdict.known):
         ids = verdict.known.split("+")
         told = tuple(messages.listed(entry) for entry in asked.known if entry.id in ids)
         divergence = replace(divergence, told=told)
@@ -279,8 +281,17 @@ def _divergence(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
     if said := _valueless(asked, found):
         yield asked.ran("skipped", said)
         return
+    if verdict.known == OWN:
+        raised = found.observed.raised
+        if raised is not None and found.expected.raised is None:
+            said = messages.first_line(raised.message)
+            yield asked.ran("skipped", f"it raises without autocast too: {said}")
+            return
 
     def ran() -> Ran:
+        if verdict.known == OWN:
+            said = f"not autocast's ({divergence.kind})"
+            return asked.ran("backend", said, divergence=divergence, **counts)
         return asked.ran("diverged", divergence.kind, divergence=divergence, **counts)
 
     yield ran()
@@ -289,7 +300,7 @@ def _divergence(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
     divergence = replace(divergence, also=tuple(map(checked.names, every)))
     yield ran()
     if divergence.kind not in ("state", "nondeterminism"):
-        place = locate(checked, found.case.plan, asked.known, divergence.kind, asked.seconds)
+        place = locate(checked, found, asked.known, divergence.kind, asked.seconds)
         divergence = _placed(divergence, place, checked, asked.store)
         yield ran()
 
@@ -303,7 +314,7 @@ def _casts_again(asked: Asked, checked: Checked) -> bool:
         return False
     again = Checked(asked.subject, asked.backend, again=True)
     verdict = judged(again, asked.plan, asked.known, confirm=False).verdict
-    return verdict.outcome in ("agreed", "known") and not verdict.unjudged
+    return verdict.outcome in ("agreed", "known", "backend") and not verdict.unjudged
 
 
 def _diverged(asked: Asked, checked: Checked, found: Judged) -> Diverged:

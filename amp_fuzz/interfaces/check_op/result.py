@@ -67,15 +67,16 @@ class OpResult:
     def verdict(self) -> Outcome:
         """``agrees``, ``diverges`` or ``unjudged``.
 
-        ``diverges``: a contract is broken, or a backend differs from the reference and no known
-        finding explains it. ``unjudged``: neither, but a contract or a backend could not be judged,
-        or none of the contracts applies, or nothing was compared.
+        ``diverges``: a contract is broken, or a backend differs from the reference, which no known
+        finding explains and which it does not do without autocast too. ``unjudged``: neither, but a
+        contract or a backend could not be judged, or none of the contracts applies, or nothing was
+        compared.
         """
         ran = {run.status for run in self.runs if run.status != "skipped"}
         states = {contract.state for contract in self.contracts}
         if "diverged" in ran or "broken" in states:
             return "diverges"
-        if "unjudged" in states or not ran <= {"agreed", "known"}:
+        if "unjudged" in states or not ran <= {"agreed", "known", "backend"}:
             return "unjudged"
         return "agrees" if "kept" in states or (ran and not states) else "unjudged"
 
@@ -91,7 +92,7 @@ class OpResult:
 
     @property
     def divergences(self) -> tuple[Diverged, ...]:
-        """The divergences that no known finding explains."""
+        """The divergences that no known finding explains, and in which autocast has a part."""
         return tuple(r.divergence for r in self.runs if r.status == "diverged" and r.divergence)
 
     def __bool__(self) -> bool:

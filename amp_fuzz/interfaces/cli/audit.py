@@ -109,4 +109,6 @@ def _note(board: Board, cells: list[Cell]) -> None:
     """Count the cells of one op on one backend."""
     if cells:
         counts = Counter(cell.status for cell in cells)
-        board.add(cells[0].backend, 1, known=counts["known"], new=counts["differs"])
+        board.add(
+            cells[0].backend, 1, own=counts["own"], known=counts["known"], new=counts["differs"]
+        )

@@ -25,7 +25,7 @@ from amp_fuzz.records.baseline import Baseline, Entry, added, entry_of, match, r
 from amp_fuzz.records.fingerprint import fingerprinted, title
 from amp_fuzz.records.outputs import write_whole
 from amp_fuzz.records.remote import store_at
-from amp_fuzz.records.schema import DivergenceRecord
+from amp_fuzz.records.schema import OWN, DivergenceRecord
 from amp_fuzz.records.store import Store
 from amp_fuzz.reports.printable import plural
 
@@ -107,6 +107,8 @@ def update(
     found = _by_id(store, ids) if ids else _of_last_run(store)
     fresh = []
     for record in found:
+        if record.known == OWN:
+            say(f"{record.id} differs in the same way without autocast: it fails no run by itself")
         if (entry := match(file.entries, record)) is not None:
             say(f"{record.id} is already in the baseline, as {entry.id}")
         else:

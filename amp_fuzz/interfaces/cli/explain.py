@@ -18,7 +18,7 @@ from amp_fuzz.interfaces.cli.common import (
     say,
     waiting,
 )
-from amp_fuzz.interfaces.cli.replay import Job, job_of, known_entries, note_lines
+from amp_fuzz.interfaces.cli.replay import Job, job_of, judged_as, known_entries, note_lines
 from amp_fuzz.records.remote import store_at
 from amp_fuzz.upstream.known import Known
 
@@ -84,7 +84,7 @@ def _head(found: Explained, known: Sequence[Known]) -> Iterator[str]:
         yield from note_lines(found.notes)
         return
     at = f" at {found.where}" if found.where else ""
-    yield f"{name}: {'known' if found.known else 'DIVERGES'}: {found.kind}{at}"
+    yield f"{name}: {judged_as(found.known)}: {found.kind}{at}"
     yield from _wrapped(f"expected  {found.expected}", "  ")
     yield from _wrapped(f"observed  {found.observed}", "  ")
     for entry in known:

@@ -21,11 +21,15 @@ SETTLED = 3.0  # seconds of cases before a rate is worth showing
 
 @dataclass(slots=True)
 class Row:
-    """The progress of one backend. last: when its last case came."""
+    """The progress of one backend. own: cases that differ without autocast too.
+
+    last: when its last case came.
+    """
 
     name: str
     total: int = 0
     done: int = 0
+    own: int = 0
     known: int = 0
     new: int = 0
     last: float = 0.0
@@ -59,10 +63,11 @@ class Board:
         """Return the row of a backend."""
         return self.rows.setdefault(backend, Row(backend))
 
-    def add(self, backend: str, cases: int, *, known: int = 0, new: int = 0) -> None:
+    def add(self, backend: str, cases: int, *, own: int = 0, known: int = 0, new: int = 0) -> None:
         """Count cases of a backend, and the divergences in them."""
         row = self.row(backend)
         row.done += cases
+        row.own += own
         row.known += known
         row.new += new
         row.last = self.clock()
@@ -101,7 +106,8 @@ class Board:
         parts = [f"{row.name} {row.done}/{row.total}" for row in rows]
         parts += [f"{speed(rate)} {self.unit}/s"] if rate else []
         parts += [] if left is None else [f"{duration(left)} left"]
-        parts += [f"known {sum(r.known for r in rows)}", f"new {sum(r.new for r in rows)}"]
+        for name in ("own", "known", "new"):
+            parts.append(f"{name} {sum(getattr(row, name) for row in rows)}")
         return f"[{duration(self.clock() - self.started)}] {', '.join(parts)}"
 
     def table(self) -> Table:
@@ -114,7 +120,7 @@ class Board:
         grid.add_column("backend", no_wrap=True)
         elapsed = duration(self.clock() - self.started)
         grid.add_column(elapsed if self.first else f"{elapsed}, starting", width=20)
-        for name in (self.unit, f"{self.unit}/s", "left", "known", "new"):
+        for name in (self.unit, f"{self.unit}/s", "left", "own", "known", "new"):
             grid.add_column(name, justify="right", no_wrap=True)
         for row in self.rows.values():
             rate, left = self.rate([row]), self.left([row])
@@ -124,6 +130,7 @@ class Board:
                 f"{row.done}/{row.total}",
                 speed(rate) if rate else "-",
                 "done" if row.done and not row.left else "-" if left is None else duration(left),
+                str(row.own),
                 str(row.known),
                 Text(str(row.new), style="bold red" if row.new else ""),
             )

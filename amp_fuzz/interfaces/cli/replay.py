@@ -24,7 +24,7 @@ from amp_fuzz.interfaces.cli.common import (
     waiting,
 )
 from amp_fuzz.records.remote import store_at
-from amp_fuzz.records.schema import DivergenceRecord, Note
+from amp_fuzz.records.schema import DIVERGING, DivergenceRecord, Note, outcome_of
 from amp_fuzz.records.store import Store, find_case
 from amp_fuzz.upstream.known import Known
 
@@ -85,7 +85,7 @@ def replay(cases: tuple[str, ...], backend: str | None, **given: Any) -> int:
     """Judge cases again, by id or file, and show what they do.
 
     Each case runs in a separate process, and once more if that dies, so a crash is reported too.
-    Exits with 1 if a case diverges and no known finding explains it.
+    Exits with 1 if a case diverges, no known finding explains it, and autocast has a part in it.
     """
     chosen = resolve_options(given).options
     jobs = [job_of(what, store_at(chosen.store), backend) for what in cases]
@@ -219,7 +219,7 @@ def _story(job: Job, answer: _Answer, known: Sequence[Known]) -> str:
     if job.finding and (answer.kind, job.backend) != (job.finding.kind, job.finding.backend):
         then = job.finding.kind + (f" at {job.finding.where}" if job.finding.where else "")
         lines.append(f"found on {job.finding.backend} as {then}")
-    if answer.outcome in ("diverged", "known"):
+    if answer.outcome in DIVERGING:
         words = [job.what]
         if job.finding is None or job.finding.backend != job.backend:
             words.append(f"--backend={job.backend}")
@@ -236,7 +236,7 @@ def _verdict(job: Job, answer: _Answer, known: Sequence[Known]) -> list[str]:
         return [f"{name}: agrees with the reference: both raise the same error"]
     at = f" at {answer.where}" if answer.where else ""
     lines = [
-        f"{name}: {'known' if answer.known else 'DIVERGES'}: {answer.kind}{at}",
+        f"{name}: {judged_as(answer.known)}: {answer.kind}{at}",
         f"  expected  {answer.expected}",
         f"  observed  {answer.observed}",
     ]
@@ -245,6 +245,14 @@ def _verdict(job: Job, answer: _Answer, known: Sequence[Known]) -> list[str]:
             lines.append(f"  known as {entry.id}: {entry.what}")
             lines += [f"    {entry.link}"] if entry.link else []
     return lines
+
+
+def judged_as(known: str) -> str:
+    """Return what a divergence is, by the ids of the bugs that explain it."""
+    outcome = outcome_of(known)
+    if outcome == "backend":
+        return "the backend's own: it differs in the same way without autocast"
+    return "known" if outcome == "known" else "DIVERGES"
 
 
 def note_lines(notes: Sequence[Note]) -> list[str]:

@@ -23,7 +23,7 @@ from amp_fuzz.interfaces.cli.common import (
 from amp_fuzz.interfaces.cli.replay import Job, answers, job_of, known_entries, raise_unless_judged
 from amp_fuzz.records.outputs import write_whole
 from amp_fuzz.records.remote import store_at
-from amp_fuzz.records.schema import DivergenceRecord
+from amp_fuzz.records.schema import DIVERGING, DivergenceRecord
 from amp_fuzz.reports.printable import clean_lines
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _found(job: Job, chosen: Options, form: Form) -> Found:
     if job.finding is None or job.finding.backend != job.backend:
         answer = next(answers([job], (), chosen.timeout, chosen.memory))
         raise_unless_judged(job, answer)
-        if answer.outcome != "diverged":
+        if answer.outcome not in DIVERGING:
             raise Stopped(
                 f"{job.what}: agrees with the reference on {job.backend}: "
                 f"no {'test' if form == 'pytest' else form} to write"

@@ -32,6 +32,7 @@ from amp_fuzz.interfaces.cli.common import (
 from amp_fuzz.interfaces.cli.progress import Board, shown
 from amp_fuzz.interfaces.signals import Interrupted, Interrupts
 from amp_fuzz.records.schema import (
+    DIVERGING,
     CaseRecord,
     DivergenceRecord,
     EndRecord,
@@ -375,9 +376,9 @@ class _Tally:
         elif isinstance(event, TimeUp):
             self.cut = True
         elif isinstance(event, Progress):
-            new, known = event.outcome == "diverged", event.outcome == "known"
+            own, known, new = (event.outcome == name for name in DIVERGING)
             self.diverged |= new
-            self.board.add(event.backend, 1, known=known, new=new)
+            self.board.add(event.backend, 1, own=own, known=known, new=new)
         elif isinstance(event, Crashed):
             new = not event.record.known
             self.diverged |= new
@@ -476,7 +477,7 @@ def _recorded(store: Store, run_id: str) -> int:
         for path in tables.files["cases"]:
             frame = tables.read(path, ("backend", "id", "outcome", "recorded")).to_pandas()
             count += int(frame["recorded"].sum())
-            for row in frame[frame["outcome"].isin(["known", "diverged"])].itertuples():
+            for row in frame[frame["outcome"].isin(DIVERGING)].itertuples():
                 (recorded if row.recorded else told).add((row.backend, row.id))
     for path in store.lines(run_id):
         with path.open("rb") as lines:

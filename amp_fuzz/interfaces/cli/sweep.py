@@ -29,7 +29,15 @@ from amp_fuzz.interfaces.cli.common import (
 from amp_fuzz.interfaces.cli.progress import Board, shown
 from amp_fuzz.interfaces.signals import Interrupted, Interrupts
 from amp_fuzz.records.remote import RemoteStore, store_at
-from amp_fuzz.records.schema import CaseRecord, DivergenceRecord, IncidentRecord, incident_line
+from amp_fuzz.records.schema import (
+    DIVERGING,
+    CaseRecord,
+    DivergenceRecord,
+    IncidentRecord,
+    Outcome,
+    incident_line,
+    outcome_of,
+)
 from amp_fuzz.records.store import Store, StoreError
 from amp_fuzz.reports.printable import plural
 
@@ -328,19 +336,21 @@ class _Tally:
         elif isinstance(record, DivergenceRecord):
             died = record.kind in ("crash", "timeout")
             if died:  # such a case leaves no other record
-                self._count(shard, known=bool(record.known), new=not record.known)
+                self._count(shard, outcome_of(record.known))
             if not record.known:
                 self._new(shard, record)
         else:
-            self._count(shard, known=record.outcome == "known", new=record.outcome == "diverged")
+            self._count(shard, record.outcome)
         row.total = max(row.total, row.done)
 
-    def _count(self, shard: Shard, *, known: bool, new: bool) -> None:
+    def _count(self, shard: Shard, outcome: Outcome) -> None:
+        own, known, new = (outcome == name for name in DIVERGING)
         if self.ready:
-            self.board.add(shard.row, 1, known=known, new=new)
+            self.board.add(shard.row, 1, own=own, known=known, new=new)
             return
         row = self.board.row(shard.row)
-        row.done, row.known, row.new = row.done + 1, row.known + known, row.new + new
+        row.done, row.own = row.done + 1, row.own + own
+        row.known, row.new = row.known + known, row.new + new
 
     def _new(self, shard: Shard, record: DivergenceRecord) -> None:
         from amp_fuzz.records.fingerprint import title
@@ -381,8 +391,8 @@ def _conclude(tally: _Tally, address: str | None, late: bool) -> int:
     rows = tally.board.rows.values()
     say()
     table(
-        ("environment and backend", "cases", "known", "new"),
-        [(row.name, f"{row.done:,}", str(row.known), str(row.new)) for row in rows],
+        ("environment and backend", "cases", "own", "known", "new"),
+        [(row.name, f"{row.done:,}", *map(str, (row.own, row.known, row.new))) for row in rows],
     )
     for record, met in list(tally.groups.values())[:_ANNOUNCED]:
         say(_group(log.store, record, sorted(met)))

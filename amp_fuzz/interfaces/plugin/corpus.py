@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from amp_fuzz.backends import Backend, backends
-from amp_fuzz.interfaces.plugin.items import ROOT, Outcome, WorkerFailed, show_finding, show_notes
+from amp_fuzz.interfaces.plugin.items import (
+    ROOT,
+    Outcome,
+    WorkerFailed,
+    show_finding,
+    show_notes,
+    show_own,
+)
 from amp_fuzz.interfaces.plugin.run import Run
 from amp_fuzz.records.store import Store, StoreError
 from amp_fuzz.runs.corpus import Kept, folder_cases, named
@@ -52,7 +59,7 @@ def replayed(store: Store, names: Iterable[str]) -> Iterator[CaseJob]:
 
 
 class CaseItem(pytest.Item):
-    """One case on one backend. It passes if it agrees, or if its divergences are known."""
+    """One case on one backend. It passes if it agrees, or if its divergences are not new."""
 
     def __init__(self, *, run: Run, job: CaseJob, **about: Any) -> None:
         super().__init__(**about)
@@ -78,7 +85,8 @@ class CaseItem(pytest.Item):
             lines = show_finding(finding, self.run.store, self.run.store_option)
             head = f"{kept.name} diverges on {backend.name}: {finding.kind}"
             pytest.fail("\n".join([head, "", *lines]), pytrace=False)
-        if noted := show_notes(outcome, self.run.settings.fail_on):
+        kinds = self.run.settings.fail_on
+        if noted := [*show_own(outcome, self.run, kinds), *show_notes(outcome, kinds)]:
             pytest.fail("\n".join(noted), pytrace=False)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any) -> Any:

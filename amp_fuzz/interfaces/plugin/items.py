@@ -27,7 +27,14 @@ from amp_fuzz.backends import Availability, Backend
 from amp_fuzz.config import judging_options
 from amp_fuzz.interfaces.plugin.run import Run
 from amp_fuzz.records.fingerprint import title
-from amp_fuzz.records.schema import DivergenceRecord, EndRecord, IncidentRecord, Note, NoteRecord
+from amp_fuzz.records.schema import (
+    OWN,
+    DivergenceRecord,
+    EndRecord,
+    IncidentRecord,
+    Note,
+    NoteRecord,
+)
 from amp_fuzz.records.store import Store, StoreError
 from amp_fuzz.reports.printable import clean_lines, plural
 from amp_fuzz.runs.engine import (
@@ -170,7 +177,7 @@ _FIRST = 12
 
 
 class FuzzItem(pytest.Item):
-    """One job. It passes if it ran cases and every divergence is known."""
+    """One job. It passes if it ran cases and no divergence is new."""
 
     def __init__(self, *, run: Run, job: Job, **about: Any) -> None:
         super().__init__(**about)
@@ -230,7 +237,8 @@ class FuzzItem(pytest.Item):
 
     def _judge(self, outcome: Outcome) -> None:
         late = self._overdue()
-        noted = show_notes(outcome, self.run.settings.fail_on)
+        kinds = self.run.settings.fail_on
+        noted = [*show_own(outcome, self.run, kinds), *show_notes(outcome, kinds)]
         diverged = outcome.diverged or outcome.new
         if diverged or late or noted:
             shown = show(outcome, self.run) if diverged else ""
@@ -262,7 +270,8 @@ class FuzzItem(pytest.Item):
 class Outcome:
     """The result of an item.
 
-    diverged: new diverging cases, each by the fingerprint of its first cause. cut: the time was up
+    diverged: new diverging cases, each by the fingerprint of its first cause. own: cases that
+    differ in the same way without autocast; found: the findings of these. cut: the time was up
     before all ran. recorded: the worker recorded the end. notes: of each case. noted: by group, the
     note with the smallest case, if this item met it.
     """
@@ -271,6 +280,8 @@ class Outcome:
     reason: Literal["done", "stopped", "interrupted", "crashed"] = "crashed"
     diverged: Counter[str] = field(default_factory=Counter)
     new: list[DivergenceRecord] = field(default_factory=list)
+    own: int = 0
+    found: list[DivergenceRecord] = field(default_factory=list)
     incidents: list[IncidentRecord] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     noted: dict[tuple[str, ...], NoteRecord] = field(default_factory=dict)
@@ -286,12 +297,17 @@ class Outcome:
         """Count an event. Raises `StoreError`, or `WorkerFailed` for an internal error."""
         if isinstance(event, Progress):
             self.cases += 1
-            self.diverged.update(event.groups[:1])
+            if event.outcome == "backend":
+                self.own += 1
+            else:
+                self.diverged.update(event.groups[:1])
             self.notes += event.notes
             self.noted.update({record.note.group: record for record in event.noted})
         elif isinstance(event, Finding):
             if event.new:
                 self.new.append(event.record)
+            elif event.record.known == OWN:
+                self.found.append(event.record)
         elif isinstance(event, Crashed):
             self.cases += 1
             if not event.record.known:
@@ -362,6 +378,17 @@ def show(outcome: Outcome, run: Run) -> str:
             what = f"{title(other)}: amp-fuzz replay {_named(other, run.store)}{run.store_option}"
         lines.append(f"{plural(count, 'case')} of {what}")
     return "\n".join(lines)
+
+
+def show_own(outcome: Outcome, run: Run, kinds: Collection[str]) -> list[str]:
+    """Return the lines of an item that fails by what differs without autocast too; else none."""
+    if not outcome.own or "backend" not in kinds:
+        return []
+    differ = "case differs" if outcome.own == 1 else "cases differ"
+    lines = [f"{outcome.own:,} {differ} in the same way without autocast: the backend's own"]
+    for record in outcome.found:
+        lines += ["", *show_finding(record, run.store, run.store_option)]
+    return lines
 
 
 def show_notes(outcome: Outcome, kinds: Collection[str]) -> list[str]:

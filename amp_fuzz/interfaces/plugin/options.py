@@ -62,7 +62,7 @@ OPTIONS = {
     ),
     "fail-on": (
         "KIND,...",
-        "Further kinds that fail a run: precision, autocast-raises, portability, incident.",
+        "What else fails a run: precision, autocast-raises, portability, incident, backend.",
     ),
     "require": ("NAME,...", "Backends that must be ready; otherwise exit with code 4."),
     "require-coverage": (

@@ -57,9 +57,10 @@ if (ops) {
     return made;
   }
 
-  function heat([, cases, known, fresh, said]) {
+  function heat([, cases, own, known, fresh, said]) {
     const cell = element("td", `heat h${level(cases)}`, cases.toLocaleString("en"));
     cell.title = `cases ${cases}: ${said || "all agreed"}`;
+    if (own) cell.append(element("span", "pill o", `${own} own`));
     if (known) cell.append(element("span", "pill k", `${known} known`));
     if (fresh) cell.append(element("span", "pill x", `${fresh} NEW`));
     return cell;

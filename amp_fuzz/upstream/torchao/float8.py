@@ -105,15 +105,45 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from amp_fuzz.backends.imitation import Imitation
 from amp_fuzz.cases.build import call, case, under, x
-from amp_fuzz.cases.program import FP8
+from amp_fuzz.cases.program import FP8, InferenceMode
+from amp_fuzz.reference.fp8 import Convention, Pass, Product, Quantised
 from amp_fuzz.reference.semantics import Semantics
 from amp_fuzz.upstream.bug import Bug, Example
+
+_ROWS = FP8("rowwise", format="E4M3")
 
 
 def _autocast(semantics: Semantics) -> Semantics:
     return replace(semantics, fp8=lambda made: replace(semantics.fp8(made), casts=False))
+
+
+def _rowwise(semantics: Semantics) -> Semantics:
+    def narrow(made: Convention) -> Convention:
+        made = semantics.fp8(made)
+        return replace(made, product=_in_bfloat16(made.product))
+
+    return replace(semantics, fp8=narrow)
+
+
+def _in_bfloat16(product: Product) -> Product:
+    def rounded(
+        a: Quantised, b: Quantised, dtype: torch.dtype, which: Pass, bias: None
+    ) -> torch.Tensor:
+        if a.scale.dim() < 2:
+            return product(a, b, dtype, which, bias)
+        if which.name == "forward":
+            return product(a, b, torch.bfloat16, which, bias).to(dtype)
+        one = torch.ones((), device=a.scale.device)
+        left, right = (replace(m, scale=one, inverse=one) for m in (a, b))
+        found = product(left, right, torch.bfloat16, which, bias)
+        found *= a.inverse * b.inverse
+        return found.to(dtype)
+
+    return rounded
 
 
 BUGS = (
@@ -132,6 +162,74 @@ BUGS = (
                 case(
                     [x("x0", 16, 16), x("w1", 16, 16)],
                     under(FP8(), call("fp8_linear", "x0", "w1")),
+                    backward="none",
+                ),
+            ),
+        ),
+    ),
+    Bug(
+        id="torchao-inference-mode",
+        what="a float8 layer raises in inference mode and in a custom op: a rowwise one, and any under autocast",
+        why="ops that are made of others reach the tensor subclass whole, and it has no rule for them",
+        torch=">=2.13",
+        seen="2.13.0",
+        backends=("torchao*",),
+        ops=("fp8_linear",),
+        kinds=("raise",),
+        observed=r"AssertionError: aten.reshape.default with axiswise scaling|NotImplementedError: attempting to run aten.to.dtype",
+        examples=(
+            Example(
+                "torchao[emulate]",
+                case(
+                    [x("x0", 16, 16), x("x1", 16, 16)],
+                    under(_ROWS, under(InferenceMode(), call("fp8_linear", "x0", "x1"))),
+                    contexts=(),
+                    backward="none",
+                ),
+                wrong="",
+            ),
+        ),
+    ),
+    Bug(
+        id="torchao-rowwise-strides",
+        what="a rowwise float8 layer raises for an input of three dimensions that is not contiguous",
+        why="its reshape copies, and the tensor subclass has no rule for clone with rowwise scales",
+        torch=">=2.13",
+        seen="2.13.0",
+        backends=("torchao*",),
+        ops=("fp8_linear",),
+        kinds=("raise",),
+        observed="AssertionError: aten.clone.default with axiswise scaling",
+        examples=(
+            Example(
+                "torchao[emulate]",
+                case(
+                    [x("x0", 2, 16, 16, layout="transposed"), x("x1", 16, 16)],
+                    under(_ROWS, call("fp8_linear", "x0", "x1")),
+                    contexts=(),
+                    backward="none",
+                ),
+                wrong="",
+            ),
+        ),
+    ),
+    Bug(
+        id="torchao-rowwise-bfloat16",
+        what="a rowwise float8 layer rounds its products to bfloat16, whatever their dtype",
+        why="addmm_float8_unwrapped asks torch._scaled_mm for bfloat16, and scales after it in bfloat16",
+        link="https://github.com/pytorch/pytorch/issues/156771",
+        torch=">=2.13",
+        seen="2.13.0",
+        backends=("torchao", "torchao@*"),
+        ops=("fp8_linear",),
+        imitation=Imitation(semantics=_rowwise),
+        examples=(
+            Example(
+                "torchao",
+                case(
+                    [x("x0", 16, 16), x("w1", 16, 16)],
+                    under(_ROWS, call("fp8_linear", "x0", "w1")),
+                    contexts=(),
                     backward="none",
                 ),
             ),

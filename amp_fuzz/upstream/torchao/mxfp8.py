@@ -137,4 +137,27 @@ BUGS = (
             ),
         ),
     ),
+    Bug(
+        id="torchao-mxfp8-strides",
+        what="an MXFP8 layer raises for an input or a weight that is not contiguous",
+        why="to_mx asserts that its argument is contiguous, and the layer does not make it so",
+        torch=">=2.13",
+        seen="2.13.0",
+        backends=_BACKENDS,
+        ops=("fp8_linear",),
+        kinds=("raise",),
+        observed="AssertionError: unsupported",
+        examples=(
+            Example(
+                "torchao[mxfp8]",
+                case(
+                    [x("x0", 32, 64, layout="transposed"), x("x1", 32, 64)],
+                    under(_MXFP8, call("fp8_linear", "x0", "x1")),
+                    contexts=(),
+                    backward="none",
+                ),
+                wrong="",
+            ),
+        ),
+    ),
 )
