@@ -22,7 +22,6 @@ from amp_fuzz.backends.harness import Observation
 from amp_fuzz.cases.program import FP8, regions
 from amp_fuzz.oracle.compare import Divergence, same
 from amp_fuzz.oracle.errors import alike
-from amp_fuzz.oracle.explicit import Explicit
 from amp_fuzz.oracle.labels import named, tainted
 from amp_fuzz.oracle.relations import RELATIONS, check_relation
 
@@ -83,24 +82,28 @@ def own(trial: Trial, found: Divergence) -> Own:
         return NONE
     program = trial.explicit()
     twin = None if program is None else trial.twin(program.case, program.expected)
-    if found.kind == "relation":
-        return Own(relation=found.where) if twin and _breaks(trial, twin, found) else NONE
-    if found.kind == "nondeterminism":
-        return _changing(trial, twin, found) if twin else NONE
+    kept = frozenset() if program is None else program.kept
+    plain = trial.bare() if twin is None or kept else twin  # no part of it is under autocast
+    if found.kind in ("relation", "nondeterminism"):
+        if plain.expected.kernels:
+            return NONE
+        if found.kind == "nondeterminism":
+            return _changing(trial, plain, found)
+        return Own(relation=found.where) if _breaks(trial, plain, found) else NONE
     values = _values(trial)
-    asked = _Asked(trial, twin, _kept(trial, program, values) if program else frozenset())
+    asked = _Asked(trial, twin, kept, _wrong(trial, kept, values))
     labels = frozenset(one.where for one in values if asked.shows(one))
-    state = (_parts(trial.observed) - _parts(trial.expected)) & (
-        _parts(twin.observed) if twin else frozenset()
-    )
+    state = _parts(trial.observed) - _parts(trial.expected)
+    if state:
+        state &= frozenset() if plain.expected.kernels else _parts(plain.observed)
     return Own(labels, _ends(trial) and asked.raises(), state)
 
 
-def _kept(trial: Trial, program: Explicit, values: Sequence[Divergence]) -> frozenset[str]:
-    """Return the names of values that are still made under autocast, and may be wrong."""
+def _wrong(trial: Trial, kept: frozenset[str], values: Sequence[Divergence]) -> frozenset[str]:
+    """Return those of these names whose values may be wrong."""
     differ = {named(one.where) for one in values}
     seen = {named(label) for label in trial.observed.values}
-    return frozenset(name for name in program.kept if name in differ or name not in seen)
+    return frozenset(name for name in kept if name in differ or name not in seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +111,14 @@ class _Asked:
     """Asks whether the backend shows the same without autocast.
 
     twin: the trial of the explicit program, if there is one. kept: names of values that it still
-    computes under autocast.
+    computes under autocast. wrong: those of them that may be wrong. Of a value that is right, the
+    gradient may be wrong.
     """
 
     trial: Trial
     twin: Trial | None
     kept: frozenset[str]
+    wrong: frozenset[str]
 
     def shows(self, found: Divergence) -> bool:
         """Return whether a value diverges in the same way."""
@@ -128,7 +133,7 @@ class _Asked:
     def raises(self) -> bool:
         """Return whether the backend ends in the same way."""
         trial, twin = self.trial, self.twin
-        if twin is None or self.kept or not _alike(trial.expected, twin.expected):
+        if twin is None or self.wrong or not _alike(trial.expected, twin.expected):
             twin = trial.bare()
             if twin.expected.kernels:
                 return False
@@ -140,7 +145,8 @@ class _Asked:
         The reference has to compute the same in both programs.
         """
         name = named(label)
-        if any(name in tainted(self.trial.case, value) for value in self.kept):
+        kept = self.kept if name.endswith(".grad") else self.wrong
+        if any(name in tainted(self.trial.case, value) for value in kept):
             return False
         a, b = (side.expected.values.get(label, _MISSING) for side in (self.trial, twin))
         if a is None or b is None:

@@ -13,7 +13,7 @@ import torch
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.harness import Observation, Raised, bits
 from amp_fuzz.cases.case import Case, bare, uses_autocast
-from amp_fuzz.cases.program import Autocast
+from amp_fuzz.cases.program import Autocast, Statement
 from amp_fuzz.oracle import attribution
 from amp_fuzz.oracle.attribution import own
 from amp_fuzz.oracle.explicit import Explicit
@@ -178,6 +178,13 @@ def test_a_call_that_stays_under_autocast_is_asked_in_the_case_without() -> None
         assert judged(under_autocast(fault), one).outcome == "diverged"
 
 
+@pytest.mark.parametrize("fault", [times(2, "w1.grad"), leaving(MODE)], ids=["gradient", "state"])
+def test_a_call_that_stays_under_autocast_may_be_wrong_beside_its_value(fault: Fault) -> None:
+    one = case(SQUARES, call("linear_op", "x0", "w1", None, 1.0))
+    assert judged(fault, one).outcome == "backend"
+    assert judged(under_autocast(fault), one).outcome == "diverged"
+
+
 def test_a_gradient_that_the_explicit_program_has_otherwise_is_asked_in_the_case_without() -> None:
     """Of a custom op: in its body the casts have no gradients, but as statements they round."""
     one = case(SQUARES, MM, entry="custom_op")
@@ -214,14 +221,16 @@ def test_a_program_that_computes_something_else_clears_no_fault(
 def changing(fault: Fault) -> Fault:
     """Return a fault that shows in every other run."""
     runs = count()
-    return lambda one, seen: fault(one, seen) if next(runs) % 2 else None
+    return lambda one, seen: None if next(runs) % 2 else fault(one, seen)
 
 
-def test_what_changes_from_run_to_run_without_autocast_is_the_backends() -> None:
-    verdict = judged(changing(times(2, "v0")))
-    assert verdict.divergence is not None
-    assert (verdict.outcome, verdict.divergence.kind) == ("backend", "nondeterminism")
-    verdict = judged(under_autocast(changing(times(2, "v0"))))
+@pytest.mark.parametrize("op", ["mm", "linear_op"], ids=["written out", "stays"])
+def test_what_changes_from_run_to_run_without_autocast_is_the_backends(op: str) -> None:
+    more = () if op == "mm" else (None, 1.0)
+    one = case(SQUARES, call(op, "x0", "w1", *more), backward="none")
+    for given in (one, bare(one)):
+        assert judged(changing(times(2, "v0")), given).outcome == "backend"
+    verdict = judged(under_autocast(changing(times(2, "v0"))), one)
     assert verdict.divergence is not None
     assert (verdict.outcome, verdict.divergence.kind) == ("diverged", "nondeterminism")
 
@@ -236,10 +245,13 @@ def test_what_changes_may_change_what_is_computed_from_it_alone() -> None:
     assert (verdict.outcome, verdict.divergence.where) == ("diverged", "v2")
 
 
+@pytest.mark.parametrize(
+    "body", [MM, call("linear_op", "x0", "w1", None, 1.0)], ids=["written out", "stays"]
+)
 @pytest.mark.parametrize("always", [True, False])
-def test_a_relation_that_holds_nowhere_is_the_backends(always: bool) -> None:
+def test_a_relation_that_holds_nowhere_is_the_backends(always: bool, body: Statement) -> None:
     """A second call gives another value, in a run that is right at first."""
-    one = case(SQUARES, MM, calls=2, backward="none")
+    one = case(SQUARES, body, calls=2, backward="none")
     fault = times(2, "call1.v0")
 
     def second(given: Case, seen: Observation) -> None:
