@@ -247,6 +247,7 @@ def _rows(rows: Sequence[Row]) -> list[str]:
     ]
     for row in rows:
         kind = row["kind"] if row["found"] else "**not found**"
+        kind += " (backend)" if row.get("outcome") == "backend" else ""
         stage = row["stage"]
         if row["found"] and stage != row["seeded"]:
             stage = f"**{stage}**, seeded in {row['seeded']}"

@@ -94,8 +94,9 @@ def own(trial: Trial, found: Divergence) -> Own:
     asked = _Asked(trial, twin, kept, _wrong(trial, kept, values))
     labels = frozenset(one.where for one in values if asked.shows(one))
     state = _parts(trial.observed) - _parts(trial.expected)
-    if state:
-        state &= frozenset() if plain.expected.kernels else _parts(plain.observed)
+    if state:  # without any autocast, what is left of it is autocast's all the same
+        known = twin is not None and not plain.expected.kernels
+        state &= _parts(plain.observed) if known else frozenset()
     return Own(labels, _ends(trial) and asked.raises(), state)
 
 

@@ -52,7 +52,8 @@ class Hunt:
     """What came of a hunt: the cases drawn until the find, or in all.
 
     reached: those of them that reach the fault's ops, and were judged. seconds: CPU seconds of
-    judging them. kind, where, op, observed: of the divergence. stage: the rung that the engine
+    judging them. kind, where, op, observed: of the divergence. outcome: of the verdict; ``backend``
+    where the fault shows without autocast too. stage: the rung that the engine
     names. alarms: divergences that honest torch shows too; they do not count. failed: cases that
     the shadows could not run.
     """
@@ -70,6 +71,7 @@ class Hunt:
     alarms: int = 0
     failed: int = 0
     case: Case | None = None
+    outcome: str = ""
 
     def json(self) -> dict[str, Any]:
         """Return it as a JSON object, without the case."""
@@ -158,6 +160,7 @@ def hunt(fault: NumericFault, steps: Sequence[Step], *, seconds: float = 0.0) ->
             alarms,
             failed,
             verdict.case,
+            verdict.outcome,
         )
     spent = _seconds() - start
     return Hunt(
@@ -167,8 +170,8 @@ def hunt(fault: NumericFault, steps: Sequence[Step], *, seconds: float = 0.0) ->
 
 def counts(verdict: Verdict) -> bool:
     """Return whether the rounding oracle reported a divergence that no known entry explains."""
-    found = verdict.divergence
-    return verdict.outcome == "diverged" and found is not None and found.kind in KINDS
+    found, told = verdict.divergence, verdict.outcome in ("diverged", "backend")
+    return told and found is not None and found.kind in KINDS
 
 
 def agrees(fault: NumericFault, case: Case) -> bool:

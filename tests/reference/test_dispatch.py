@@ -134,7 +134,7 @@ def test_the_key_may_be_switched_on_before_anything_has_a_kernel_on_it() -> None
         from amp_fuzz.reference import intercepting
         from amp_fuzz.upstream import quirks
 
-        with quirks(["torchax-cut-graph"]), intercepting():
+        with quirks(["torchax-composites"]), intercepting():
             print(torch.ones(2).neg().abs().tolist())
         """
         )

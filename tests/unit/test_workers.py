@@ -20,7 +20,7 @@ import torch
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.harness import Observation
-from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.case import Case, uses_autocast
 from amp_fuzz.findings.groups import examine
 from amp_fuzz.records.schema import (
     CaseRecord,
@@ -68,12 +68,12 @@ class Fragile(EagerBackend):
 
 
 class Widened(Fragile):
-    """Gives every bfloat16 result as float64."""
+    """Gives every bfloat16 result under autocast as float64."""
 
     def run(self, cases: list[Case]) -> list[Observation]:  # type: ignore[override]
         seen = super().run(cases)
-        for observation in seen:
-            for label, value in observation.values.items():
+        for case, observation in zip(cases, seen, strict=True):
+            for label, value in observation.values.items() if uses_autocast(case) else ():
                 if value is not None and value.dtype is torch.bfloat16:
                     observation.values[label] = value.double()
         return seen
