@@ -145,6 +145,7 @@ def _finding(finding: FindingView) -> Iterator[str]:
         ("observed", r.observed),
         ("stage", r.stage),
         ("part", r.part),
+        ("like", r.like),
         ("seen as", finding.shown),
         ("also", "without autocast" if finding.bare else ""),
         ("seen", finding.life),
