@@ -61,6 +61,7 @@ from amp_fuzz.records.fingerprint import fingerprint, fingerprinted, ingredient,
 from amp_fuzz.records.schema import OWN, DivergenceRecord, Note, listed
 from amp_fuzz.reference import Supposed
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.own import looks_like
 from amp_fuzz.upstream.supposed import agrees_with
 
 __all__ = ["Groups", "Met", "Step", "examine", "signature_of"]
@@ -249,8 +250,8 @@ class _Examination:
             record = fingerprinted(self.verdict.finding(self.family))
             try:
                 for step in self.minimised(self.verdict, min(self.seconds, _OWN)):
-                    record = step.record
-                    yield step
+                    record = self.named(step.record)
+                    yield replace(step, record=record)
             except KeyboardInterrupt:
                 yield Step(record, last=True)
                 raise
@@ -258,6 +259,11 @@ class _Examination:
         accepted = {entry.fingerprint: entry.id for entry in self.baseline}
         for cause in looks[look]:
             yield Met(cause, accepted.get(cause, OWN))
+
+    def named(self, record: DivergenceRecord) -> DivergenceRecord:
+        """Return a record with the bug of a backend that it looks like."""
+        like = looks_like(record.backend, record.kind, record.op)
+        return msgspec.structs.replace(record, like=like)
 
     # -- which statements -------------------------------------------------------------------------
 

@@ -256,8 +256,9 @@ class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
     overload: the guilty kernel, if there is only one. as_if: the policies, or ``none``, that would
     explain the whole case in place of that kernel's own; for a `general` divergence, the settings
     that contexts act as if they had. left: parts of the state that contexts do not restore; with
-    them restored, the case agrees. platform: as in `CaseRecord`. joins: an earlier fingerprint of
-    the finding, before the run met the cause that explains it: cases of both are one group.
+    them restored, the case agrees. like: for what is the backend's own, the known bug of its kind
+    and op, or "". platform: as in `CaseRecord`. joins: an earlier fingerprint of the finding,
+    before the run met the cause that explains it: cases of both are one group.
     """
 
     backend: str
@@ -282,6 +283,7 @@ class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):
     overload: str = ""
     as_if: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
+    like: str = ""
     platform: str = ""
     output: str = ""
     joins: str = ""

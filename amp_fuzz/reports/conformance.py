@@ -302,7 +302,7 @@ def summary(cells: Sequence[Cell], folder: Path, notes: Iterable[str] = ()) -> s
     ops = len({c.op for c in cells})
     lines.append(
         f"{plural(len(cells), 'cell')} of {plural(ops, 'op')}: {agree:,} agree, {both:,} raise "
-        f"the same on both sides, {own:,} differ without autocast too, {explained:,} known, "
+        f"the same on both sides, {own:,} own, {explained:,} known, "
         f"{differ:,} differ"
     )
     lines += [

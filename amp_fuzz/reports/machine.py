@@ -56,7 +56,7 @@ _BACKEND = (
 )  # fmt: skip
 _RECORD = (
     "fingerprint", "kind", "backend", "where", "op", "overload", "policy", "dtypes", "expected",
-    "observed", "stage", "part", "bare", "platform",
+    "observed", "stage", "part", "like", "bare", "platform",
 )  # fmt: skip
 _KNOWN = ("id", "what", "link", "cases", "replay")
 _BASELINE = ("id", "title", "backend", "reason", "link", "expires", "state")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from html import escape
 
 from amp_fuzz.reports.conformance import Audit, counted
 from amp_fuzz.reports.devices import Devices
@@ -115,7 +116,7 @@ def _own(view: View) -> Iterator[str]:
     if not view.own:
         return
     groups, cases = plural(len(view.own), "group"), plural(view.own_cases, "case")
-    yield from _open(f"{view.own_title} ({groups}, {cases})")
+    yield from _open(f"{escape(view.own_title, quote=False)} ({groups}, {cases})")
     yield "The backend differs in the same way without autocast. This fails a run only with"
     yield "`--fail-on=backend`."
     yield from _findings(view.own)
@@ -144,6 +145,7 @@ def _finding(finding: FindingView) -> Iterator[str]:
         ("observed", r.observed),
         ("stage", r.stage),
         ("part", r.part),
+        ("like", r.like),
         ("seen as", finding.shown),
         ("also", "without autocast" if finding.bare else ""),
         ("seen", finding.life),

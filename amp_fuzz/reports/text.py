@@ -224,6 +224,7 @@ def _finding(number: int, finding: FindingView, width: int) -> Iterator[str]:
         ("observed", r.observed),
         ("stage", r.stage),
         ("part", r.part),
+        ("like", r.like),
         ("seen as", finding.shown),
         ("also", "without autocast" if finding.bare else ""),
         ("seen", finding.life),

@@ -50,6 +50,7 @@ __all__ = [
     "view",
 ]
 
+_NAMED = 3  # backends in a title
 _INCIDENTS = 10  # at most this many are shown one by one
 DEFAULT_STORE = Path(".amp-fuzz")
 
@@ -381,8 +382,9 @@ class View:
     @property
     def own_title(self) -> str:
         """The title of the causes that show in the same way without autocast."""
-        compiled = all(f.record.backend.startswith("compile[") for f in self.own)
-        return "torch.compile, without autocast's doing" if compiled else "Without autocast's doing"
+        names = list(dict.fromkeys(clean(f.record.backend) for f in self.own))
+        said = ", ".join(names) if len(names) <= _NAMED else plural(len(names), "backend")
+        return f"{said}, without autocast's doing"
 
     @property
     def own_sentence(self) -> str:

@@ -48,7 +48,9 @@ def test_it_is_minimised_once_a_group_and_told_everywhere(
     (tmp_path / "moods.txt").write_text("abs always-value\n")
     done = amp_fuzz(*RUN, "-v")
     assert done.code == 0
-    assert re.search(r"^Without autocast's doing: 1 group, 4 cases$", done.out, re.MULTILINE)
+    assert re.search(
+        r"^moody-cpu, without autocast's doing: 1 group, 4 cases$", done.out, re.MULTILINE
+    )
     store = Store(tmp_path / ".amp-fuzz")
     found = [r for r in store.records(store.runs()[-1]) if isinstance(r, DivergenceRecord)]
     assert [r.known for r in found] == ["backend"]

@@ -322,10 +322,10 @@ def test_summary_counts_each_cell_once_and_ends_in_what_to_type() -> None:
     assert (
         summary(CELLS, OUT, notes)
         == """\
-             cells    agree  both raise    known   differ
-eager-cpu        6        3           2        1        0
-fake-cuda        2        1           0        0        1
-8 cells of 4 ops: 4 agree, 2 raise the same on both sides, 1 known, 1 differ
+             cells    agree  both raise      own    known   differ
+eager-cpu        6        3           2        0        1        0
+fake-cuda        2        1           0        0        0        1
+8 cells of 4 ops: 4 agree, 2 raise the same on both sides, 0 own, 1 known, 1 differ
 not judged on eager-cpu: 1 op (dot): both sides raise in every cell
 no cell on fake-cuda: 1 op (dot): fake-cuda cannot express them
 known: a (1 cell)
@@ -334,6 +334,13 @@ differs: fake-cuda mv(bfloat16) under bfloat16: bfloat16 expected, float32 obser
          amp-fuzz replay out/cells/fake-cuda-fedcba9876543210.json
 tables: out/audit.md, out/audit.csv"""
     )
+
+
+def test_what_differs_without_autocast_too_is_counted_apart() -> None:
+    own = replace(CELLS[3], status="own", known="backend")
+    text = summary([own], OUT)
+    assert "1 own, 0 known, 0 differ" in text
+    assert "without autocast too: fake-cuda mv(bfloat16)" in text
 
 
 def test_a_difference_of_values_alone_is_named_by_its_kind() -> None:

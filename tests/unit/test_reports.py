@@ -1385,7 +1385,7 @@ def test_the_terminal_says_it_in_a_line_and_shows_the_groups_if_asked(own: View)
     assert "lowerings" not in said
     assert len(said.splitlines()) <= 20
     whole = text.render(own, width=120, verbose=True)
-    assert "torch.compile, without autocast's doing: 1 group, 3 cases" in whole
+    assert "compile[inductor], without autocast's doing: 1 group, 3 cases" in whole
     assert "1. lowerings: erf is wrong, as value at erf on compile[inductor]: 2 cases" in whole
     assert "stage     compile[inductor]" in whole
 
@@ -1404,7 +1404,7 @@ def test_it_fails_a_run_that_was_told_so(tmp_path: Path, kinds: tuple[str, ...])
 
 def test_each_written_report_has_it_in_a_section_of_its_own(own: View) -> None:
     said = markdown.render(own)
-    head = "torch.compile, without autocast's doing (1 group, 3 cases)"
+    head = "compile[inductor], without autocast's doing (1 group, 3 cases)"
     assert f"<details><summary>{head}</summary>" in said
     assert "3 cases differ in the same way without autocast: the backend's own." in said
     page = html.pages(own)["report.html"]
