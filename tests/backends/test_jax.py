@@ -519,6 +519,11 @@ def assert_known(backend: JaxBackend, one: Case, entry: str) -> None:
     assert judge_of(backend).judge(one).outcome == "diverged"
 
 
+def assert_own(backend: JaxBackend, one: Case) -> None:
+    """Check that the backend differs without autocast too."""
+    assert judge_of(backend, shipped()).judge(one).outcome == "backend"
+
+
 def assert_allowed(backend: JaxBackend, one: Case) -> None:
     """Check that what differs is what the numerics of the backend allow."""
     trial = Trial.of(one, backend)
@@ -588,20 +593,16 @@ def test_the_gamma_function_is_known(jitted: JaxBackend, op: str) -> None:
     one = case([x("x0", 3, dtype="int64", values=numbers)], call(op, "x0"), backward="none")
     with quiet():
         if op == "lgamma":  # digamma's error alone is under the threshold
-            assert_known(jitted, one, "xla-gamma")
-        with quirks(["xla-gamma"]):
-            seen = jitted.reference().run(one).values["v0"]
+            assert_own(jitted, one)
         found = jitted.run([one])[0].values["v0"]
-    assert seen is not None
     assert found is not None
     exact = getattr(torch, op)(torch.tensor([1.0, 2.0, 3.0]))
-    assert 0 < (seen - exact).abs().max() < 2e-6
     assert 2e-7 < (found - exact).abs().max() < 2e-6
 
 
 @needs_jax
-def test_tanh_is_known_and_imitated_bit_for_bit(jitted: JaxBackend) -> None:
-    """Up to the last bit, so that what comes after it is known too: a comparison, and gelu."""
+def test_tanh_and_what_comes_after_it_are_its_own(jitted: JaxBackend) -> None:
+    """A comparison, and gelu."""
     one = case(
         [x("x0", 2, values="4103333341066666"), x("x1", 2, values="c0600000c09f5c29")],  # 8.2, 8.4
         call("tanh", "x0"),
@@ -611,14 +612,7 @@ def test_tanh_is_known_and_imitated_bit_for_bit(jitted: JaxBackend) -> None:
         contexts=(),
     )
     with quiet():
-        assert_known(jitted, one, "xla-fast-tanh")
-        many = case([x("x0", 4096, domain="normal")], call("tanh", "x0"), backward="none")
-        with quirks(["xla-fast-tanh"]):
-            seen = jitted.reference().run(many).values["v0"]
-        found = jitted.run([many])[0].values["v0"]
-    assert seen is not None
-    assert found is not None
-    assert (seen != found).float().mean() < 0.001
+        assert_own(jitted, one)
 
 
 @needs_jax
@@ -644,21 +638,8 @@ def test_a_depthwise_convolution_of_float64_is_known(
     inputs.append(x("w1", 2, 1, 2, dtype="float64"))
     one = case(inputs, call("conv1d", "x0", "w1", groups=2), contexts=(), backward="none")
     with quiet():
-        assert_known(jitted, one, "xla-depthwise")
-        assert_known(faulty[0], one, "xla-depthwise")
-    assert_imitates(jitted, one, "xla-depthwise")
-
-
-def assert_imitates(backend: JaxBackend, one: Case, quirk: str) -> None:
-    """Check that the reference, imitating a quirk, is NaN exactly where JAX is."""
-    with quiet():
-        with quirks([quirk]):
-            seen = backend.reference().run(one).values["v0"]
-        found = backend.run([one])[0].values["v0"]
-    assert seen is not None
-    assert found is not None
-    assert torch.equal(seen.isnan(), found.isnan())
-    assert found.isnan().any()
+        assert_own(jitted, one)
+        assert_own(faulty[0], one)
 
 
 @needs_jax
@@ -673,11 +654,8 @@ def test_a_transform_before_a_decomposition_is_known_to_raise(
         contexts=(),
     )
     with quiet():
-        assert_known(jitted, one, "xla-fft-layout")
+        assert_own(jitted, one)
         assert judge_of(faulty[0], shipped()).judge(one).outcome == "agreed"
-    listed = next(k for k in shipped() if k.id == "xla-fft-layout")
-    other = "JaxRuntimeError: INTERNAL: RET_CHECK failure (fft_thunk.cc:168) other"
-    assert not listed.explains("raise", [""], "", expected="no error", observed=other)
 
 
 @needs_jax
@@ -688,16 +666,7 @@ def test_log1p_of_float64_is_known_where_it_loses_digits(jitted: JaxBackend) -> 
         backward="none",
     )
     with quiet():
-        assert_known(jitted, one, "xla-log1p")
-    listed = next(k for k in shipped() if k.id == "xla-log1p")
-    for expected, excess, known in (
-        ("-0.534788", "146", True),
-        ("-0.534788", "4.5e+09", False),
-        ("-0.634788", "146", False),
-    ):
-        said = {"expected": f"{expected} +- 1e-16 at [0], float64"}
-        said["observed"] = f"{expected}: excess {excess}, bias 0.5"
-        assert listed.explains("value", ["log1p"], "v0", **said) == known
+        assert_own(jitted, one)
 
 
 @needs_jax
@@ -761,7 +730,7 @@ def test_what_comes_of_subnormal_numbers_is_allowed(jitted: JaxBackend, one: Cas
 )
 def test_what_a_rewritten_sum_makes_infinite_is_of_range(jitted: JaxBackend, one: Case) -> None:
     with quiet():
-        assert_known(jitted, one, "xla-range")
+        assert_own(jitted, one)
 
 
 @needs_jax
@@ -775,13 +744,8 @@ def test_a_masked_product_is_known_when_compiled(
         contexts=(),
     )
     with quiet():
-        verdict = judge_of(jitted, shipped()).judge(one)
-        assert (verdict.outcome, verdict.known) == ("known", "xla-masked-products")
+        assert_own(jitted, one)
         assert judge_of(faulty[0], shipped()).judge(one).outcome == "agreed"
-    with quirks(["xla-masked-products"]):
-        value = jitted.reference().run(one).values["v0"]
-    assert value is not None
-    assert not value.any()
 
 
 @needs_jax
