@@ -12,14 +12,15 @@ kind, and rounding explains the difference between the two.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from amp_fuzz.backends.harness import Observation
-from amp_fuzz.cases.program import FP8, regions
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import FP8, Autocast, Node, Statement, regions
 from amp_fuzz.oracle.compare import Divergence, same
 from amp_fuzz.oracle.errors import alike
 from amp_fuzz.oracle.labels import named, tainted
@@ -107,13 +108,26 @@ def _wrong(trial: Trial, kept: frozenset[str], values: Sequence[Divergence]) -> 
     return frozenset(name for name in kept if name in differ or name not in seen)
 
 
+def _outside(case: Case) -> set[str]:
+    """Return the names of values that are computed without a context of autocast around them."""
+
+    def names(body: tuple[Node, ...]) -> Iterator[str]:
+        for node in body:
+            if isinstance(node, Statement):
+                yield from node.outputs
+            elif not isinstance(node.context, Autocast):
+                yield from names(node.body)
+
+    around = case.plan.contexts and case.plan.thread != "inside"
+    return set() if around else set(names(case.program.body))
+
+
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """Asks whether the backend shows the same without autocast.
 
     twin: the trial of the explicit program, if there is one. kept: names of values that it still
-    computes under autocast. wrong: those of them that may be wrong. Of a value that is right, the
-    gradient may be wrong.
+    computes under autocast. wrong: those of them that may be wrong.
     """
 
     trial: Trial
@@ -146,8 +160,10 @@ class _Asked:
         The reference has to compute the same in both programs.
         """
         name = named(label)
-        kept = self.kept if name.endswith(".grad") else self.wrong
-        if any(name in tainted(self.trial.case, value) for value in kept):
+        case = self.trial.case
+        if self.kept and (name.endswith(".grad") or name in _outside(case)):
+            return False  # a region that ends late, or a gradient through what is kept
+        if any(name in tainted(case, value) for value in self.wrong):
             return False
         a, b = (side.expected.values.get(label, _MISSING) for side in (self.trial, twin))
         if a is None or b is None:

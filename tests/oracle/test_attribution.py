@@ -13,7 +13,7 @@ import torch
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.harness import Observation, Raised, bits
 from amp_fuzz.cases.case import Case, bare, uses_autocast
-from amp_fuzz.cases.program import Autocast, Statement
+from amp_fuzz.cases.program import Autocast, Region, Statement
 from amp_fuzz.oracle import attribution
 from amp_fuzz.oracle.attribution import own
 from amp_fuzz.oracle.explicit import Explicit
@@ -183,6 +183,32 @@ def test_a_call_that_stays_under_autocast_may_be_wrong_beside_its_value(fault: F
     one = case(SQUARES, call("linear_op", "x0", "w1", None, 1.0))
     assert judged(fault, one).outcome == "backend"
     assert judged(under_autocast(fault), one).outcome == "diverged"
+
+
+@dataclass(frozen=True, slots=True)
+class Late(EagerBackend):
+    """Ends a region of autocast after what follows it."""
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        """Run cases."""
+        seen = []
+        for one in cases:
+            first, *rest = one.program.body
+            if isinstance(first, Region) and isinstance(first.context, Autocast):
+                body = (Region(first.context, (*first.body, *rest)),)
+                one = one.with_program(body=body)
+            seen.append(EagerBackend.observe(self, one))
+        return seen
+
+
+def test_a_region_that_ends_late_is_autocasts_where_a_call_in_it_stays_too() -> None:
+    """The explicit program has the region, and what follows it."""
+    for inner in (MM, call("linear_op", "x0", "w1", None, 1.0)):
+        after = call("mm", "x0", "w1", to="v1")
+        one = case(SQUARES, under(BF16, inner), after, contexts=(), backward="none")
+        verdict = judge_of(Late("cpu"), (), "none").judge(one)
+        assert verdict.divergence is not None
+        assert (verdict.outcome, verdict.divergence.where) == ("diverged", "v1")
 
 
 def test_a_gradient_that_the_explicit_program_has_otherwise_is_asked_in_the_case_without() -> None:
