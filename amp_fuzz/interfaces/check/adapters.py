@@ -60,15 +60,15 @@ def _alike(kind: type) -> bool:
 class Checked:
     """A backend that calls a subject.
 
-    names: the names of its values. seen: the last observations of it and its reference. bands: the
-    bands of shadows. casts: whether it has a cast to 16 bits that the backend must not leave out.
-    again: whether the reference casts a weight again after it changed; see `stale`.
+    names: the names of its values. seen: by plan, the last observations of it and its reference.
+    bands: the bands of shadows. casts: whether it has a cast to 16 bits that the backend must not
+    leave out. again: whether the reference casts a weight again after it changed; see `stale`.
     """
 
     subject: Subject
     inner: Any
     names: Names = field(default_factory=Names)
-    seen: dict[str, Observation] = field(default_factory=dict)
+    seen: dict[Plan, dict[str, Observation]] = field(default_factory=dict)
     bands: dict[Any, tuple[Observation, dict[str, Band]]] = field(default_factory=dict)
     casts: bool = False
     again: bool = False
@@ -142,7 +142,7 @@ class Checked:
         found: Observation = self.inner.called(
             self.subject.function, case.plan, partial(self._called, case.plan)
         )
-        self.saw("observed", found)
+        self.saw("observed", found, case.plan)
         return found
 
     def _called(self, plan: Plan, runtime: Runtime, invoke: Any) -> Observation:
@@ -173,21 +173,22 @@ class Checked:
         seen.values = {**own, **seen.values}
         return seen
 
-    def saw(self, side: str, found: Observation) -> None:
+    def saw(self, side: str, found: Observation, plan: Plan) -> None:
         """Keep the observation of a side, and drop values that only the other side may lack.
 
         Inner results are compared up to the first that only one side has. From there the code takes
         another path, and the same name may belong to another call.
         """
-        self.seen[side] = found
-        for seen in self.seen.values():
+        sides = self.seen.setdefault(plan, {})
+        sides[side] = found
+        for seen in sides.values():
             self.names.complete(seen)
-        inside = [[k for k in seen.values if k[0] == "i"] for seen in self.seen.values()]
+        inside = [[k for k in seen.values if k[0] == "i"] for seen in sides.values()]
         rows = takewhile(lambda row: len({*row}) == 1, zip(*inside, strict=False))
         shared = {row[0] for row in rows}
         self.names.dropped.update(*inside)
         self.names.dropped -= shared
-        for seen in self.seen.values():
+        for seen in sides.values():
             seen.values = {k: v for k, v in seen.values.items() if k[0] != "i" or k in shared}
 
 
@@ -204,7 +205,7 @@ class CheckedReference(ReferenceRuntime):
             seen = checked.called(self._runtime(), self._plan(case), self._wrapped(case))
         seen.kernels = kernels
         checked.casts |= bool(casts)
-        checked.saw("expected", seen)
+        checked.saw("expected", seen, case.plan)
         assert inner is not None
         return seen
 
@@ -226,7 +227,7 @@ class CheckedReference(ReferenceRuntime):
 
         No backend of `check` has a wider band: `loose` says nothing here.
         """
-        wanted = _differing(self.checked.seen)
+        wanted = _differing(self.checked.seen[case.plan])
         key = (
             case.plan,
             samples,

@@ -60,7 +60,8 @@ def judged(
         case = made()
         verdict = Judge(checked, explain, "none", confirm).judge(case)
     assert verdict.seen is not None
-    return Judged(verdict, case, before, verdict.seen, checked.seen["observed"], bool(stale))
+    observed = checked.seen[case.plan]["observed"]
+    return Judged(verdict, case, before, verdict.seen, observed, bool(stale))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def others(checked: Checked, found: Judged) -> list[Divergence]:
         run = partial(checked.reference().shadowed, found.case)
         promised = partial(run, promise="written") if checked.casts else None
         rounding = Rounding(run, promised=promised)
-    checked.seen.update(expected=found.expected, observed=found.observed)
+    checked.seen[found.case.plan] = {"expected": found.expected, "observed": found.observed}
     varied = Trial(found.case, checked, found.expected, found.observed).varied_judge(rounding)
     divergences: list[Divergence] = []
     with quiet():

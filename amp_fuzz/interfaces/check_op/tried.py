@@ -74,8 +74,8 @@ class Tried:
     def rounding(self, subject: Subject, want: Observation, got: Observation) -> Rounding:
         """Return what judges two observations of a subject that differ in a bit."""
         checked = Checked(subject, self.backend, names=self.passes.names)
-        checked.seen.update(expected=want, observed=got)
         plan = msgspec.structs.replace(Plan(), contexts=self.contexts)
+        checked.seen[plan] = {"expected": want, "observed": got}
         case = Case(Program((), (), ()), plan, subject.seed)
         return Rounding(partial(checked.reference().shadowed, case))
 
