@@ -222,7 +222,7 @@ class WrongKernel:
         return [self._wrong(c, seen) for c, seen in zip(cases, self.inner.run(cases), strict=True)]
 
     def _wrong(self, case: Case, seen: Observation) -> Observation:
-        calls = [s for s in self._calls(case) if s.op == self.op]
+        calls = [s for s in self.calls(case) if s.op == self.op]
         made = {n for s in calls for n in s.outputs}
         if seen.raised is not None:
             seen.raised = self._raised(case, calls, seen.raised)
@@ -231,7 +231,8 @@ class WrongKernel:
                 seen.values[label] = self._off(value)
         return seen
 
-    def _calls(self, case: Case) -> Iterator[Statement]:
+    def calls(self, case: Case) -> Iterator[Statement]:
+        """Yield the calls in which a kernel may be wrong."""
         body, plan = case.program.body, case.plan
         if self.always or plan.contexts or plan.backward_context:
             return statements(body)

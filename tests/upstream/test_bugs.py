@@ -83,16 +83,16 @@ def backend_of(shown: Shown) -> WrongKernel:
     return kind(backends()[example.backend], "")
 
 
-def beside(case: Case) -> Case:
+def beside(case: Case, *, autocast: bool = False) -> Case:
     """Return the case with an unrelated call before it, whose result is returned too.
 
-    Autocast is around the call, so that it is no bug of the backend alone if it is wrong.
+    autocast: around the call: if it is wrong, that is no bug of the backend alone.
     """
     made = case.program
     neg = call("neg", "x90", to="v90")
     return case.with_program(
         inputs=(*made.inputs, x("x90", 2)),
-        body=(neg if case.plan.contexts else under(BF16, neg), *made.body),
+        body=(under(BF16, neg) if autocast and not case.plan.contexts else neg, *made.body),
         outputs=("v90", *made.outputs),
     )
 
@@ -137,8 +137,10 @@ def verdicts(shown: Shown, known: Sequence[Known]) -> Mapping[str, tuple[str, Ve
     }
     if refused(shown):
         return found
-    found["a fault beside it is reported"] = "diverged", judged(both, known, "neg")
-    if op := wrong_op(example):
+    fault = judged(beside(example.case, autocast=True), known, "neg")
+    found["a fault beside it is reported"] = "diverged", fault
+    op = wrong_op(example)
+    if op in {call.op for call in backend.calls(example.case)}:
         found[f"a wrong kernel of {op} is reported"] = "diverged", judged(example.case, known, op)
     return found
 
