@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import islice, product
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -42,7 +42,7 @@ from amp_fuzz.findings.minimize.target import (
     stage_of,
     working,
 )
-from amp_fuzz.findings.wrong_context import acts_as, alike, like, saying, unrestored
+from amp_fuzz.findings.wrong_context import acts, like, saying, unrestored
 from amp_fuzz.findings.wrong_policy import (
     POLICIES,
     UNSTEADY,
@@ -51,7 +51,9 @@ from amp_fuzz.findings.wrong_policy import (
     policies_of,
     supposes,
 )
+from amp_fuzz.findings.wrong_rule import ABOUT, RULES
 from amp_fuzz.oracle import Divergence
+from amp_fuzz.oracle.attribution import NONE, Own
 from amp_fuzz.oracle.errors import refuses
 from amp_fuzz.oracle.judge import Explain, Judge
 from amp_fuzz.oracle.labels import Named, tainted
@@ -120,7 +122,9 @@ class Groups:
         entry: the baseline entry that accepts it.
         """
         if record.as_if:
+            about = record.as_if[0].partition("=")[0]
             words = "+".join(sorted(special(record.minimised or record.case)))
+            words = about if about in ABOUT else words
             key = record.backend, _PLAN + words if record.general else record.overload
             self.as_if[key] = record.as_if, record.fingerprint
         if (cause := fingerprint(record)).kind == "state":
@@ -405,23 +409,29 @@ class _Examination:
 
     def explained(self, part: Verdict) -> tuple[str, ...]:
         """Return the fingerprints of wrong policies, one or several, that explain it."""
-        if not self.quick:
+        groups = self.groups
+        if not (self.quick or (self.seconds > 0 and groups.as_if)):
             return ()
         if cause := self.of_contexts(part):
             return (cause,)
         if not supposes(part):
             return ()
-        groups, observed = self.groups, self.judge.backend.run([part.case])[0]
+        observed = self.judge.backend.run([part.case])[0]
         for overload in policies_of(part):
             key = part.backend, overload
             names, cause = groups.as_if.get(key, ((), ""))
-            if fits := self.fitting(part.case, observed, overload, names):
+            if fits := self.fitting(part.case, observed, overload, names, part.own):
                 groups.as_if[key] = fits, cause
                 return (cause,)
         return self.together(part, observed)
 
     def fitting(
-        self, case: Case, observed: Observation, overload: str, names: tuple[str, ...]
+        self,
+        case: Case,
+        observed: Observation,
+        overload: str,
+        names: tuple[str, ...],
+        own: Own = NONE,
     ) -> tuple[str, ...]:
         """Return those of a kernel's policies under which the reference does what torch did.
 
@@ -433,7 +443,7 @@ class _Examination:
             return tuple(
                 name
                 for name in names
-                if agrees_with(backend, case, observed, {overload: POLICIES[name]}, explain)
+                if agrees_with(backend, case, observed, {overload: POLICIES[name]}, explain, own)
             )
 
         return agree(None) or agree(self.judge.explain)
@@ -478,7 +488,8 @@ class _Examination:
             if not about.startswith(_PLAN):
                 offered[about] = [(names[0], cause)]
             elif _acting(about, part.case):
-                offered[about] = [(name, cause) for name in like(part.case, names[0])]
+                others = names if names[0] in RULES else like(part.case, names[0])
+                offered[about] = [(name, cause) for name in others]
         if len(offered) < 2:
             return ()
         tried = (dict(zip(offered, names, strict=True)) for names in product(*offered.values()))
@@ -499,7 +510,7 @@ class _Examination:
                 case = saying(case, name)
             else:
                 policies[about] = POLICIES[name]
-        return agrees_with(self.judge.backend, case, observed, policies)
+        return agrees_with(self.judge.backend, case, observed, policies, own=part.own)
 
     def of_contexts(self, part: Verdict) -> str:
         """Return the fingerprint of faulty contexts that were met before, or ""."""
@@ -510,12 +521,17 @@ class _Examination:
             said = "+".join(f"leaves={name}" for name in unrestored(self.judge, part.case))
             if cause := groups.left.get((backend, said)):
                 return cause
-        for (on, about), (names, cause) in groups.as_if.items():
+        for (on, about), (names, cause) in tuple(groups.as_if.items()):
             if found.kind != "state" and on == backend and _acting(about, part.case):
                 observed = self.judge.backend.run([part.case])[0]
+                rule = names[0] in RULES
                 # The value that a context acts as may depend on those around it; the setting does
                 # not.
-                if alike((names[0], *acts_as(self.judge, part.case, observed)))[1:]:
+                others = names if rule else like(part.case, names[0])
+                fits = (n for n in others if acts(self.judge, part.case, observed, n, part.own))
+                if left := tuple(fits) if rule else tuple(islice(fits, 1)):
+                    if rule:  # each case leaves fewer rules that explain all
+                        groups.as_if[on, about] = left, cause
                     return cause
         return ""
 
@@ -598,8 +614,10 @@ def _ops(case: Case) -> list[str]:
 
 
 def _acting(about: str, case: Case) -> bool:
-    """Return whether the cause is a context entered the same way as in this case."""
+    """Return whether the cause is a rule, or a context entered the same way as in this case."""
     plan = about.removeprefix(_PLAN)
+    if plan in ABOUT:
+        return True
     return plan != about and bool(case.plan.contexts) and special(case) >= set(plan.split("+"))
 
 

@@ -19,11 +19,13 @@ from amp_fuzz.backends.base import Watches
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.backends.torch_state import restoring, torch_state
 from amp_fuzz.cases.case import Case
+from amp_fuzz.findings.wrong_rule import RULES, broken_rules, without
+from amp_fuzz.oracle.attribution import NONE, Own
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.records.fingerprint import special
 from amp_fuzz.upstream.supposed import agrees_with
 
-__all__ = ["acts_as", "alike", "like", "saying", "unrestored"]
+__all__ = ["acts", "acts_as", "alike", "like", "saying", "unrestored"]
 
 # The settings that a context may act as, in the order in which they are tried.
 _SAID: tuple[tuple[str, tuple[object, ...]], ...] = (
@@ -75,23 +77,28 @@ def _restoring(autocast: Any, device: str, note: Callable[[str], None]) -> Any:
     return Restoring
 
 
-def acts_as(judge: Judge, case: Case, observed: Observation) -> tuple[str, ...]:
+def acts_as(judge: Judge, case: Case, observed: Observation, own: Own = NONE) -> tuple[str, ...]:
     """Return the settings that the innermost context of a plan acts as: ``dtype=bfloat16``.
 
     With any of these settings the reference does what was observed. A plan with only contexts and
-    a backward pass is not examined: there an op's policy may be wrong instead.
+    a backward pass is not examined: there an op's policy may be wrong instead. What a compiler
+    makes of a program may break a rule as well: see `amp_fuzz.findings.wrong_rule`. own: how the
+    backend differs without autocast too.
     """
-    if not case.plan.contexts or not special(case):
-        return ()
-    return tuple(
-        name
-        for name in _sayable(case)
-        if agrees_with(judge.backend, saying(case, name), observed, {})
-    )
+    settings = _sayable(case) if special(case) else ()
+    names = (*broken_rules(judge.backend, case), *settings)
+    return tuple(name for name in names if acts(judge, case, observed, name, own))
+
+
+def acts(judge: Judge, case: Case, observed: Observation, name: str, own: Own = NONE) -> bool:
+    """Return whether the reference with one setting, or without a rule, does what was observed."""
+    return agrees_with(judge.backend, saying(case, name), observed, {}, own=own)
 
 
 def _sayable(case: Case) -> Iterator[str]:
     contexts = case.plan.contexts
+    if not contexts:
+        return
     for field, values in _SAID:
         for value in values:
             if getattr(contexts[-1], field) == value:
@@ -113,7 +120,12 @@ def like(case: Case, name: str) -> tuple[str, ...]:
 
 
 def saying(case: Case, name: str) -> Case:
-    """Return a case whose plan's innermost context has the setting that `acts_as` names."""
+    """Return a case whose plan's innermost context has the setting that `acts_as` names.
+
+    Or one that does what the case does without the rule of that name.
+    """
+    if name in RULES:
+        return without(case, name)
     field, _, text = name.partition("=")
     value = dict(_SAID)[field][[str(v) for v in dict(_SAID)[field]].index(text)]
     said = msgspec.structs.replace(case.plan.contexts[-1], **{field: value})

@@ -25,6 +25,7 @@ from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.findings.culprit import culprit
 from amp_fuzz.findings.minimize.target import Target, answer_of
 from amp_fuzz.findings.wrong_context import acts_as, alike, unrestored
+from amp_fuzz.findings.wrong_rule import RULES
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.records.fingerprint import special
@@ -79,11 +80,12 @@ def caused(
     """Return the record of a minimised divergence with its cause, as far as known.
 
     first: the divergence before minimising, which the cause must explain too. last: the one after.
-    deadly: the ids of cases that must not run. On a compiler nothing is tried, since each case
-    would be compiled.
+    deadly: the ids of cases that must not run. On a compiler, where each case would be compiled,
+    only the reference tries: rules that do not hold, and other policies.
     """
-    if judge.backend.ladder() or record.kind in UNSTEADY:
+    if record.kind in UNSTEADY:
         return record
+    quick = not judge.backend.ladder()
     target = replace(Target.of(last), op="", wording=())  # an error may name its op
 
     def shows(case: Case) -> bool:
@@ -93,12 +95,26 @@ def caused(
         found = replace(judge, relations="all").judge(case)
         return found.divergence is not None and target.reply(answer_of(found)) == "same"
 
-    if found := of_contexts(judge, first, last):
+    found = of_contexts(judge, first, last)
+    broken = bool(found.get("as_if")) and found["as_if"][0] in RULES
+    if found and not broken:
         return msgspec.structs.replace(record, **found)
+    policy = _of_policy(judge, record, first, last) if broken or not quick else record
+    if broken and (not policy.as_if or general(last.case, judge.backend.device, shows)):
+        return msgspec.structs.replace(record, **found)
+    if not quick or policy.as_if:
+        return policy
     if general(last.case, judge.backend.device, shows):
         return msgspec.structs.replace(record, general=True)
     if record.kind in WRONG_VALUES and (kernel := kernel_of(judge, last.case)):
         record = msgspec.structs.replace(record, overload=kernel)
+    return _of_policy(judge, record, first, last)
+
+
+def _of_policy(
+    judge: Judge, record: DivergenceRecord, first: Verdict, last: Verdict
+) -> DivergenceRecord:
+    """Return the record of a divergence with the policies that explain it, if any does."""
     # A divergence that needs more than a plain context is not about an op's policy.
     if not (supposes(first) and supposes(last)) or special(last.case):
         return record
@@ -108,7 +124,7 @@ def caused(
     names = tuple(
         n
         for n in names
-        if agrees_with(judge.backend, first.case, observed, {overload: POLICIES[n]})
+        if agrees_with(judge.backend, first.case, observed, {overload: POLICIES[n]}, own=first.own)
     )
     if not names:
         return record
@@ -126,9 +142,18 @@ def of_contexts(judge: Judge, first: Verdict, last: Verdict) -> dict[str, Any]:
         return {"left": left}
     if left_behind:
         return {}
-    names = acts_as(judge, last.case, judge.backend.run([last.case])[0])
+    names = acts_as(judge, last.case, judge.backend.run([last.case])[0], last.own)
     if names:
-        of_first = acts_as(judge, first.case, judge.backend.run([first.case])[0])
+        of_first = acts_as(judge, first.case, judge.backend.run([first.case])[0], first.own)
+        if names[0] in RULES:
+            # If the plan still matters, the context around it alone is not to blame.
+            left_over = bool(special(last.case))
+            names = tuple(
+                name
+                for name in names
+                if name in RULES and name in of_first and not (left_over and "around" in name)
+            )
+            return {"as_if": names, "general": True} if names else {}
         # About the same setting: its dtype depends on contexts around it, which may be gone.
         names = alike([name for name in names if any(alike((name, n))[1:] for n in of_first)])
     return {"as_if": names, "general": True} if names else {}

@@ -126,6 +126,8 @@ def _unwrapped(case: Case) -> Case | None:
 _ENTRIES: Mapping[Entry, Entry] = {
     "context": "context",
     "decorator": "context",
+    "function": "function",
+    "function_apart": "function_apart",
     "custom_fwd": "function",
     "cast_inputs": "function",
     "setup_context": "function_apart",

@@ -14,7 +14,7 @@ from amp_fuzz.backends import Backend, BackendError, unsupported
 from amp_fuzz.backends.base import misplaced
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.cases.case import Case
-from amp_fuzz.oracle.attribution import own
+from amp_fuzz.oracle.attribution import NONE, Own, own
 from amp_fuzz.oracle.compare import Divergence
 from amp_fuzz.oracle.relations import RELATIONS, check_relation
 from amp_fuzz.oracle.trial import Skip, Trial
@@ -30,12 +30,13 @@ class Explanation:
 
     divergence: the one to report, or None. known: the ids of the entries that explain it, joined by
     +, or "" if something is left unexplained; `OWN` is one of them if the backend shows a part
-    without autocast. notes: facts that do not affect the verdict.
+    without autocast. notes: facts that do not affect the verdict. own: that part.
     """
 
     divergence: Divergence | None = None
     known: str = ""
     notes: tuple[Note, ...] = ()
+    own: Own = NONE
 
 
 class Explain(Protocol):
@@ -132,6 +133,7 @@ class Judge:
             notes=said.notes,
             farthest=farthest,
             seen=expected,
+            own=said.own,
         )
 
     def _explained(self, trial: Trial, found: Divergence) -> Explanation:
@@ -144,7 +146,7 @@ class Judge:
             return Explanation(found, OWN)
         said = self.explain(rest, left, confirmed=False)
         if said.known or said.divergence is None:
-            return _joined(said, mine)
+            return _joined(said, mine, rest.own)
         left = confirmed(rest, said.divergence) if self.confirm else said.divergence
         if left.kind == "nondeterminism":
             rest, other, changing = _beside(rest, left)
@@ -152,7 +154,7 @@ class Judge:
                 return Explanation(left, OWN)
             if changing:
                 mine, left = True, confirmed(rest, other, rest.own.labels.__contains__)
-        return _joined(self.explain(rest, left, confirmed=True), mine)
+        return _joined(self.explain(rest, left, confirmed=True), mine, rest.own)
 
 
 def _beside(trial: Trial, found: Divergence) -> tuple[Trial, Divergence | None, bool]:
@@ -167,7 +169,8 @@ def _beside(trial: Trial, found: Divergence) -> tuple[Trial, Divergence | None, 
     return rest, None if share.relation else rest.compare() or rest.within(), True
 
 
-def _joined(said: Explanation, mine: bool) -> Explanation:
+def _joined(said: Explanation, mine: bool, own: Own) -> Explanation:
+    said = replace(said, own=own)
     if not (mine and said.known) or OWN in said.known.split("+"):
         return said
     return replace(said, known=f"{said.known}+{OWN}")

@@ -11,6 +11,7 @@ from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import statements
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.oracle import Divergence
+from amp_fuzz.oracle.attribution import NONE, Own
 from amp_fuzz.oracle.labels import guilty_op
 from amp_fuzz.records.fingerprint import ingredient
 from amp_fuzz.records.schema import (
@@ -35,7 +36,8 @@ class Verdict:
     as nondeterministic. uncompiled: it agreed, but the compiler made no graph of
     it. platform: see `Observation`. notes: facts that do not affect the outcome;
     `amp_fuzz.findings.notes` finds more of them later. farthest: the largest excess that was
-    measured, and its label; -1 if none was. seen: what the reference did.
+    measured, and its label; -1 if none was. seen: what the reference did. own: how the backend
+    differs without autocast too, if that is not all.
     """
 
     case: Case
@@ -52,6 +54,7 @@ class Verdict:
     notes: tuple[Note, ...] = ()
     farthest: tuple[float, str] = (-1.0, "")
     seen: Observation | None = field(default=None, repr=False, compare=False)
+    own: Own = NONE
 
     def record(self, family: str) -> CaseRecord:
         """Return the record of the case."""

@@ -68,8 +68,8 @@ def fingerprint(record: DivergenceRecord) -> Fingerprint:
     kind, on, stage = kind_of(record.kind), record.backend, record.stage
     case = record.minimised or record.case
     if record.as_if and record.general:
-        about = sorted({f"acts={name.partition('=')[0]}" for name in record.as_if})
-        said = "+".join([*sorted(special(case)), *about])
+        plan = sorted(special(case)) if _of_plan(record) else []
+        said = "+".join([*plan, f"acts={record.as_if[0].partition('=')[0]}"])
         return Fingerprint("context", on, stage, "*", "*", (), said)
     if record.as_if:
         return Fingerprint("policy", on, stage, record.overload, record.policy, (), "")
@@ -101,6 +101,11 @@ def fingerprint(record: DivergenceRecord) -> Fingerprint:
         more[0] = "+".join(sorted(words))
         return Fingerprint(kind, on, stage, "*", "*", (), "+".join(more))
     return Fingerprint(kind, on, stage, op, record.policy, _dtypes(record, case), said)
+
+
+def _of_plan(record: DivergenceRecord) -> bool:
+    """Return whether a context acts as if it said something else: for a rule, no plan matters."""
+    return record.as_if[0].partition("=")[0] in ("dtype", "enabled", "cache_enabled")
 
 
 def _blamed(record: DivergenceRecord) -> bool:
@@ -149,6 +154,9 @@ def title(record: DivergenceRecord) -> str:
     """Return a finding in a few words, as the heading of its group."""
     policy = "" if record.policy in ("", "none") else record.policy
     if record.as_if and record.general:
+        if not _of_plan(record):
+            said = " or ".join(name.replace("=", " is ") for name in record.as_if)
+            return f"the backend acts as if: {said}"
         plan = " and ".join(sorted(special(record.minimised or record.case)))
         return f"autocast with {plan} acts as if it said {' or '.join(record.as_if)}"
     if record.as_if:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from amp_fuzz.backends import Backend
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.cases.case import Case
+from amp_fuzz.oracle.attribution import NONE, Own
 from amp_fuzz.oracle.errors import refuses
 from amp_fuzz.oracle.judge import Explain
 from amp_fuzz.oracle.trial import Trial
@@ -24,18 +25,19 @@ def agrees_with(
     observed: Observation,
     policies: Mapping[str, Supposed],
     explain: Explain | None = None,
+    own: Own = NONE,
 ) -> bool:
     """Return whether the reference, its ops under other policies, does what was observed.
 
     The state left behind does not depend on policies, and is not compared. An op that is taken for
     one of the promote policy has the known bugs of that policy too; a banned one says so. explain:
-    knows bugs that may explain what is left.
+    knows bugs that may explain what is left. own: how the backend differs without autocast too.
     """
     banned = Policy.BANNED in policies.values()
     if banned and not refuses(observed):
         return False
     with supposing(policies):
-        trial = Trial(case, backend, backend.reference().run(case), observed)
+        trial = Trial(case, backend, backend.reference().run(case), observed, own=own)
         if _agrees(trial, banned=banned):
             return True
         bugs = {k.quirk for k in shipped() if k.quirk.startswith("promote-")}

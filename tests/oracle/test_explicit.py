@@ -108,10 +108,16 @@ def test_the_casts_that_autocast_makes_are_statements(one: Case, lines: Sequence
 
 @pytest.mark.parametrize(
     ("entry", "plainly"),
-    [("decorator", "context"), ("custom_fwd", "function")],
+    [
+        ("decorator", "context"),
+        ("custom_fwd", "function"),
+        ("function", "function"),
+        ("function_apart", "function_apart"),
+    ],
 )
 def test_a_program_is_entered_as_one_without_autocast_is(entry: str, plainly: str) -> None:
-    made = explicit(case(SQUARES, MM, entry=entry))
+    backward = "none" if entry == plainly else "outside"  # it recomputes under what is around it
+    made = explicit(case(SQUARES, MM, entry=entry, backward=backward))
     assert made is not None
     assert (made.case.plan.entry, body(made.case)) == (plainly, CAST)
 
