@@ -40,8 +40,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_fuzz.backends.imitation import Imitation, inside
 from amp_fuzz.cases.build import call, case, x
-from amp_fuzz.cases.case import Case
-from amp_fuzz.cases.program import Statement, TensorSpec
 from amp_fuzz.reference import dispatch
 from amp_fuzz.reference.calls import Call, Treatment
 from amp_fuzz.reference.semantics import Semantics
@@ -128,35 +126,6 @@ def _composite_outs() -> frozenset[str]:
     )
 
 
-def _converted(one: Statement, *outs: TensorSpec) -> Case:
-    """Call an op with an ``out=`` of another dtype, which eager refuses."""
-    return case([x("x0", 3), x("x1", 3), *outs], one, contexts=(), backward="none")
-
-
-_OUT = x("b2", 3, dtype="float16")
-_CONVERTED = (
-    (call("linalg.cross", "x0", "x1", form="out", out="b2"), _OUT),
-    (call("hardtanh", "x0", form="out", out="b2"), _OUT),
-    (
-        call(
-            "binary_cross_entropy_with_logits",
-            "x0",
-            "x1",
-            form="out",
-            weight=None,
-            reduction=0,
-            out="b2",
-        ),
-        _OUT,
-    ),
-    (
-        call("kthvalue", "x0", 1, -1, True, form="out", out=["b2", "b3"], to="v0 v1"),
-        x("b2", 1, dtype="float16"),  # dynamo leaves an out= that is resized to eager
-        x("b3", 1, dtype="int64"),
-    ),
-)
-
-
 BUGS = (
     Bug(
         id="compile-out",
@@ -179,7 +148,6 @@ BUGS = (
                     backward="none",
                 ),
             ),
-            *(Example(AOT, _converted(*how)) for how in _CONVERTED),
         ),
     ),
 )

@@ -131,41 +131,6 @@ __all__ = ["BUGS"]
 
 BUGS = (
     Bug(
-        id="compile-inference-tensors",
-        what="an inference_mode region in a compiled program raises about version counters, or a saved view of what is no inference tensor",
-        why="AOTAutograd makes inference tensors, of views too, and asks for, or sets, the version counter that they lack",
-        link="https://github.com/pytorch/pytorch/issues/180823",
-        torch=">=2.7",
-        seen="2.15.0",
-        backends=("compile[aot_*", "compile[inductor*"),
-        kinds=("raise",),
-        ops=("*",),
-        expected="^no error$",
-        observed="RuntimeError: (Cannot set version_counter for inference tensor|Inference tensors (do not track version counter|cannot be saved for backward))",
-        examples=(
-            Example(
-                "compile[aot_eager]",
-                case(
-                    [x("x0", 2, 2)],
-                    under(InferenceMode(), call("unsqueeze", "x0", -1, form="method")),
-                    backward="none",
-                ),
-                torch=">=2.13",
-            ),
-            Example(
-                "compile[aot_eager]",
-                case(
-                    [x("w0", 2, 3)],
-                    under(InferenceMode(), call("broadcast_to", "w0", [2, 3])),
-                    call("fmax", "v0", "w0", to="v1"),
-                    contexts=(),
-                    backward="none",
-                ),
-                torch=">=2.13",
-            ),
-        ),
-    ),
-    Bug(
         id="compile-inference-guard",
         what="a compilation that fails in an inference_mode region breaks the thread that collects its garbage",
         why="the region's guard is an object in the frames of the error; deleted, it puts tracing's dispatch keys back",

@@ -92,7 +92,6 @@ except RuntimeError:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -113,7 +112,6 @@ from amp_fuzz.cases.program import (
     Statement,
     uses,
 )
-from amp_fuzz.patching import patched
 from amp_fuzz.upstream.bug import Bug, Example
 from amp_fuzz.upstream.export.programs import names_of, without_grad
 
@@ -162,17 +160,6 @@ def _through(honest: Any, function: Any, *args: Any, use_reentrant: bool) -> Any
     outputs = function(*args)
     with torch.no_grad():
         return tuple(o.view_as(o) if any(o is a for a in args) else o for o in outputs)
-
-
-def _left_without_grad() -> AbstractContextManager[None]:
-    """Let an error that leaves a ``no_grad`` region leave gradients off."""
-    honest = torch.no_grad.__exit__
-
-    def leave(self: torch.no_grad, kind: Any, value: Any, traceback: Any) -> None:
-        if kind is None:
-            honest(self, kind, value, traceback)
-
-    return patched(torch.no_grad, "__exit__", leave)
 
 
 class _Modes:
@@ -253,27 +240,6 @@ class _Modes:
 
 
 BUGS = (
-    Bug(
-        id="export-grad-mode-left",
-        what="an error in a no_grad region of an exported program leaves gradients off after it",
-        why="what runs the region (wrap_with_set_grad_enabled) goes back to the grad mode of before only where nothing is raised",
-        torch=">=2.7",
-        seen="2.15.0",
-        backends=("export",),
-        imitation=Imitation(around=_left_without_grad),
-        examples=(
-            Example(
-                "export",
-                case(
-                    [x("x0"), x("x1", 3, dtype="bfloat16"), x("x2", 3)],
-                    under(NoGrad(), call("cross", "x1", "x2", to="v1")),
-                    contexts=(),
-                    backward="none",
-                ),
-                torch=">=2.11",
-            ),
-        ),
-    ),
     Bug(
         id="export-no-grad",
         what="a no_grad region inside an autocast region is forgotten when the program is exported",

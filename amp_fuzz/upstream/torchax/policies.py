@@ -158,6 +158,7 @@ BUGS = (
                     call("linear_cross_entropy", "x0", "x1", "x2"),
                     backward="none",
                 ),
+                wrong="",  # a wrong value behind a wrong dtype cannot be told
             ),
         ),
     ),
