@@ -27,6 +27,7 @@ from amp_fuzz.cases.program import (
     DType,
     Items,
     Node,
+    ProgramError,
     Ref,
     Region,
     Statement,
@@ -34,7 +35,7 @@ from amp_fuzz.cases.program import (
     statements,
     uses,
 )
-from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.catalogue import CATALOGUE, check
 from amp_fuzz.oracle.compare import compare
 from amp_fuzz.oracle.labels import named
 from amp_fuzz.reference import KernelCall
@@ -77,7 +78,7 @@ def calls_of(case: Case, runtime: ReferenceRuntime) -> _Calls:
                 found[i] = ({id(value): name for name, value in names.items()}, [])
 
         harness.run_marked(case, runtime.runtime, mark)
-    ends = [n for _, n in starts[1:]] + [len(log)]
+    ends = [n for _, n in starts[1:]] + [len(log)] if starts else []
     for (i, start), end in reversed(list(zip(starts, ends, strict=True))):
         found[i][1][:] = log[start:end]
     return found
@@ -99,6 +100,10 @@ def explicit(trial: Trial) -> Explicit | None:
     writer = _Writer(case, plain, calls, _dtypes(case, whole))
     for _ in range(_TRIES):
         made = writer.case()
+        try:
+            check(made.program)
+        except ProgramError:  # too many contexts in one another
+            return None
         wrong = _unlike(whole, trial.refer(_all(made)), writer, values=trial.backend.values)
         if wrong is None:
             return Explicit(made, trial.refer(made), writer.kept())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from amp_fuzz.cases.case import Case, uses_autocast
-from amp_fuzz.cases.program import Autocast, Checkpoint
+from amp_fuzz.cases.program import Autocast, Checkpoint, ProgramError
 from amp_fuzz.oracle import explicit as module
 from amp_fuzz.oracle.compare import compare
 from amp_fuzz.oracle.explicit import Explicit
@@ -159,3 +159,18 @@ def test_a_cast_that_the_log_has_wrong_is_not_written(monkeypatch: pytest.Monkey
     assert made is not None
     assert made.kept == {"v0"}
     assert body(made.case) == ["autocast(device, bfloat16):", "v0 = mm(x0, w1)", "v1 = neg(x0)"]
+
+
+def test_nothing_is_known_of_a_program_that_never_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.harness, "run_marked", lambda *case: None)
+    assert module.calls_of(case(SQUARES, MM), eager().reference()) == {}
+
+
+def test_a_program_that_would_nest_too_deeply_has_no_explicit_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(program: object) -> None:
+        raise ProgramError("too deep")
+
+    monkeypatch.setattr(module, "check", refuse)
+    assert explicit(case(SQUARES, MM)) is None
