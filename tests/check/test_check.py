@@ -531,6 +531,25 @@ def test_a_backend_that_raises_without_autocast_too_cannot_call_it() -> None:
     assert run.detail == "it raises without autocast too: no kernel today"
 
 
+def test_a_backend_that_differs_without_autocast_too_before_both_sides_raise_is_no_pass() -> None:
+    class Raises(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+            raise ValueError("no gradient")
+
+    def function(x: Tensor) -> Tensor:
+        return Raises.apply(torch.tanh(x))
+
+    wrong = Broken(patches=kernels({"aten.tanh.default": lambda op, x: op(x) * 2}))
+    x = torch.ones(2, requires_grad=True)
+    (run,) = amp_fuzz.check(function, x, backends=[wrong]).runs
+    assert run.status == "raised"
+
+
 def test_autocast_inside_the_callable_is_not_taken_for_none() -> None:
     """Without the contexts around it, it is still under autocast: nothing is shown."""
 

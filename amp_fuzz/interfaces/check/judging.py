@@ -64,14 +64,15 @@ def judged(
         explain = _Explainer(Explainer(tuple(known)), cache(lambda: made(names())))
         case = made()
         verdict = Judge(checked, explain, "none", confirm).judge(case)
-        assert verdict.seen is not None
+        expected = verdict.seen
+        assert expected is not None
         observed = checked.seen[case.plan]["observed"]
-        if verdict.known == OWN:
-            trial = Trial(case, checked, verdict.seen, observed)
+        if OWN in verdict.known.split("+"):
+            trial = Trial(case, checked, expected, observed)
             changed = (_changes(trial) if confirm else None) or _another_structure(trial)
             if changed is not None:
                 verdict = replace(verdict, outcome="diverged", divergence=changed, known="")
-    return Judged(verdict, case, before, verdict.seen, observed, bool(stale))
+    return Judged(verdict, case, before, expected, observed, bool(stale))
 
 
 def _another_structure(trial: Trial) -> Divergence | None:
