@@ -267,7 +267,7 @@ def _raises_otherwise(x: Tensor) -> Tensor:
 
 
 def _raises_on_one_side(x: Tensor) -> Tensor:
-    if _on_backend():
+    if torch.is_autocast_enabled("cuda") and _on_backend():
         raise KeyError("values")
     return x.relu()
 
@@ -280,8 +280,9 @@ def _raises_otherwise_under_autocast(x: Tensor) -> Tensor:
 
 def test_two_errors_at_one_line_without_values_cannot_be_judged() -> None:
     result = amp_fuzz.check(_raises_otherwise, torch.randn(3), backends=CHEAP)
-    assert [run.status for run in result.runs] == ["diverged", "skipped"]
+    assert [run.status for run in result.runs] == ["raised", "skipped"]
     assert result.runs[1].detail.startswith("it raises on tensors without values: KeyError:")
+    assert result.verdict == "unjudged"
 
 
 @pytest.mark.parametrize("function", [_raises_on_one_side, _raises_otherwise_under_autocast])
@@ -342,7 +343,8 @@ def test_only_a_divergence_asks_which_ops_are_named(monkeypatch: pytest.MonkeyPa
     for backend in ("eager-cpu", "fake-cuda"):
         assert amp_fuzz.check(torch.tanh, torch.randn(3), backends=backend, isolate=False).ok
     assert not asked
-    wrong = Broken(patches=kernels({"aten.tanh.default": lambda op, x: op(x) * 2}))
+    twice = kernels({"aten.tanh.default": lambda op, x: op(x) * 2})
+    wrong = BrokenUnderAutocast(patches=twice)
     assert not amp_fuzz.check(torch.tanh, torch.randn(3), backends=wrong, isolate=False).ok
     assert asked
 
@@ -529,6 +531,25 @@ def test_a_backend_that_raises_without_autocast_too_cannot_call_it() -> None:
     assert run.detail == "it raises without autocast too: no kernel today"
 
 
+def test_a_backend_that_differs_without_autocast_too_before_both_sides_raise_is_no_pass() -> None:
+    class Raises(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+            raise ValueError("no gradient")
+
+    def function(x: Tensor) -> Tensor:
+        return Raises.apply(torch.tanh(x))
+
+    wrong = Broken(patches=kernels({"aten.tanh.default": lambda op, x: op(x) * 2}))
+    x = torch.ones(2, requires_grad=True)
+    (run,) = amp_fuzz.check(function, x, backends=[wrong]).runs
+    assert run.status == "raised"
+
+
 def test_autocast_inside_the_callable_is_not_taken_for_none() -> None:
     """Without the contexts around it, it is still under autocast: nothing is shown."""
 
@@ -575,7 +596,7 @@ def test_an_op_outside_the_catalogue_is_named_without_a_case() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({"backends": "eager-gpu"}, BackendError, "did you mean 'eager-xpu'?"),
+        ({"backends": "eager-gpu"}, BackendError, "did you mean 'eager-cpu'?"),
         ({"backends": ["eager-xpu"]}, MissingBackend, "no xpu device"),
         ({"backends": []}, BackendError, "none is ready here"),
         ({"autocast": torch.int8}, amp_fuzz.CheckError, "is not a floating dtype"),

@@ -251,10 +251,10 @@ class MixedNorm(nn.Module):
         return self.linear(self.norm(x))
 
 
-def test_a_known_bug_of_an_op_that_no_table_lists_is_named() -> None:
+def test_an_error_of_the_reference_alone_without_autocast_too_is_the_backends_own() -> None:
     result = amp_fuzz.check(MixedNorm(), X, backends=["compile[aot_eager_decomp_partition]"])
-    (found,) = result.known
-    assert (found.kind, found.known) == ("raise", "compile-mixed-layer-norm")
+    (found,) = result.own
+    assert (found.kind, found.known) == ("raise", "backend")
     assert result.ok, str(result)
 
 

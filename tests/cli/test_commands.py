@@ -305,7 +305,7 @@ def test_audit(amp_fuzz: Command, tmp_path: Path) -> None:
     arguments = ("--ops=abs", "--workers=1", "--backends=eager-cpu,lying-cpu")
     done = amp_fuzz("audit", *arguments)
     assert (done.code, done.err) == (1, "")
-    assert re.search(r"^eager-cpu +39 +33 +6 +0 +0$", done.out, re.MULTILINE)
+    assert re.search(r"^eager-cpu +39 +33 +6 +0 +0 +0$", done.out, re.MULTILINE)
     (counts,) = re.findall(r"^lying-cpu +(.*)$", done.out, re.MULTILINE)
     cells, *parts = map(int, counts.split())
     assert cells == sum(parts) == 39

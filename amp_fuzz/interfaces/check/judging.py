@@ -17,6 +17,7 @@ from amp_fuzz.oracle import Divergence, Rounding, compare
 from amp_fuzz.oracle.judge import Explanation, Judge
 from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.oracle.verdict import Verdict
+from amp_fuzz.records.schema import OWN
 from amp_fuzz.upstream.explain import Explainer
 from amp_fuzz.upstream.known import Known
 
@@ -46,7 +47,11 @@ def judged(
     *,
     confirm: bool = True,
 ) -> Judged:
-    """Judge a call. Known findings explain divergences; the rest is confirmed if asked."""
+    """Judge a call. Known findings explain divergences; the rest is confirmed if asked.
+
+    What the callable itself may do is never the backend's own: outputs that change from call to
+    call, or that only one side returns.
+    """
     with quiet():
         plain = checked.fit(Case(Program((), (), ()), plan, checked.subject.seed))
         # The content of the case is known only after the call.
@@ -59,9 +64,29 @@ def judged(
         explain = _Explainer(Explainer(tuple(known)), cache(lambda: made(names())))
         case = made()
         verdict = Judge(checked, explain, "none", confirm).judge(case)
-    assert verdict.seen is not None
-    observed = checked.seen[case.plan]["observed"]
-    return Judged(verdict, case, before, verdict.seen, observed, bool(stale))
+        expected = verdict.seen
+        assert expected is not None
+        observed = checked.seen[case.plan]["observed"]
+        if OWN in verdict.known.split("+"):
+            trial = Trial(case, checked, expected, observed)
+            changed = (_changes(trial) if confirm else None) or _another_structure(trial)
+            if changed is not None:
+                verdict = replace(verdict, outcome="diverged", divergence=changed, known="")
+    return Judged(verdict, case, before, expected, observed, bool(stale))
+
+
+def _another_structure(trial: Trial) -> Divergence | None:
+    """Return the first output that only one side has: nothing compares it."""
+    expected, observed = trial.expected.values, trial.observed.values
+    outputs = [label for label in expected.keys() & observed.keys() if label.startswith("v")]
+    lacking = {at for at in outputs if (expected[at] is None) != (observed[at] is None)}
+    return trial.compare(skip=lambda at: at not in lacking) if lacking else None
+
+
+def _changes(trial: Trial) -> Divergence | None:
+    """Return what changes from call to call."""
+    changed = trial.changed()
+    return None if changed is None else replace(changed, kind="nondeterminism")
 
 
 @dataclass(frozen=True, slots=True)

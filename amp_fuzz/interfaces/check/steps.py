@@ -283,7 +283,10 @@ def _divergence(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
         return
     if verdict.known == OWN:
         raised = found.observed.raised
-        if raised is not None and found.expected.raised is None:
+        if raised is not None and found.expected.raised is not None:
+            yield from _raising(asked, checked, found)
+            return
+        if raised is not None:
             said = messages.first_line(raised.message)
             yield asked.ran("skipped", f"it raises without autocast too: {said}")
             return
