@@ -12,7 +12,7 @@ and docs/relations.md for what each relation promises.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 
@@ -55,15 +55,19 @@ def within(
     *,
     values: bool = True,
     judge: Callable[[str], Judgement] = lambda first: differ,
+    skip: Container[str] = (),
 ) -> Divergence | None:
     """Check the relations that hold inside one observation.
 
     Values of layers with delayed scales or kept weights depend on earlier passes: they are not
     compared. judge: returns what decides on values that differ in a bit, by the first one's label.
+    skip: labels of which nothing is asked.
     """
     if _delays(case) or _keeps(case):
         values = False
     for name, first, second in _repeated(case, seen):
+        if first in skip or second in skip:
+            continue
         a = Observation(values={second: seen.values[first]})
         b = Observation(values={second: seen.values[second]})
         found = compare(a, b, values=values, varied=judge(first))

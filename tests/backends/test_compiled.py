@@ -301,7 +301,7 @@ def test_the_bisector_names_the_lowering(monkeypatch: pytest.MonkeyPatch) -> Non
     judge_ = judge_of(CompileBackend("inductor"))
     with quiet():
         verdict = judge_.judge(example)
-        assert verdict.outcome == "diverged"
+        assert verdict.outcome == "backend"
         assert part_of(judge_, verdict, "compile[inductor]") == "lowerings: sin"
         assert part_of(judge_, verdict, "compile[aot_eager]") == ""
 
@@ -320,7 +320,7 @@ def test_the_bisector_names_the_decomposition(monkeypatch: pytest.MonkeyPatch) -
     stage = "compile[aot_eager_decomp_partition]"
     with quiet():
         verdict = judge_.judge(example)
-        assert verdict.outcome == "diverged"
+        assert verdict.outcome == "backend"
         assert part_of(judge_, verdict, stage).startswith("decomposition")
 
 

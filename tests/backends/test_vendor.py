@@ -219,9 +219,9 @@ def test_an_honest_device_conforms(vendor: Vendor) -> None:
     done = vendor.run(*words, program=("-c", MAIN))
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith("eager-mydev")]
-    assert [(name, differ) for name, _, _, _, _, differ in rows] == [
-        ("eager-mydev", "0"),
-        ("eager-mydev[shadow]", "0"),
+    assert [(name, own, differ) for name, _, _, _, own, _, differ in rows] == [
+        ("eager-mydev", "0", "0"),
+        ("eager-mydev[shadow]", "0", "0"),
     ]
     assert all(int(agree) > 20 for _, _, agree, *_ in rows)
 

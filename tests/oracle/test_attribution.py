@@ -15,7 +15,7 @@ from amp_fuzz.backends.harness import Observation, Raised, bits
 from amp_fuzz.cases.case import Case, bare, uses_autocast
 from amp_fuzz.cases.program import Autocast, Region, Statement
 from amp_fuzz.oracle import attribution
-from amp_fuzz.oracle.attribution import own
+from amp_fuzz.oracle.attribution import Own, own
 from amp_fuzz.oracle.explicit import Explicit
 from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.oracle.verdict import Verdict
@@ -289,6 +289,16 @@ def test_a_relation_that_holds_nowhere_is_the_backends(always: bool, body: State
     found = trial.within()
     assert found is not None
     assert own(trial, found).relation == (found.where if always else "")
+
+
+def test_a_value_of_the_backends_own_breaks_no_relation_of_autocasts() -> None:
+    one = case(SQUARES, MM, NEG, calls=2, backward="none")
+    mine = times(2, "call1.v0")
+    assert judged(mine, one).outcome == "backend"
+    trial = Trial.of(one, Faulty("cpu", fault=both(mine, times(2, "call1.v1"))))
+    found = replace(trial, own=Own(frozenset(["call1.v0"]))).within()
+    assert found is not None
+    assert found.where == "second call: call1.v1"
 
 
 def off(seen: Observation, label: str) -> None:
