@@ -14,7 +14,7 @@ import pytest
 
 from amp_fuzz.backends import Backend, backends
 from amp_fuzz.backends.dispatcher import kernels
-from amp_fuzz.backends.harness import Observation, quiet
+from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.case import Case, bare
 from amp_fuzz.cases.program import statements
 from amp_fuzz.catalogue import CATALOGUE, Op
@@ -198,25 +198,19 @@ def test_a_finding_comes_once_minimised_and_explained() -> None:
     assert finding.record.case.id in {r.id for r in diverged}
 
 
-class WrongUnderAutocast(WrongKernel):
-    """Wrong only where there is an autocast context."""
-
-    def _wrong(self, case: Case, seen: Observation) -> Observation:
-        return seen if bare(case) == case else super()._wrong(case, seen)
-
-
 @pytest.mark.thorough
-@pytest.mark.parametrize(("wrong", "without"), [(WrongKernel, True), (WrongUnderAutocast, False)])
+@pytest.mark.parametrize("always", [True, False])
 def test_a_finding_says_whether_autocast_has_a_part_in_it(
-    wrong: type[WrongKernel], without: bool, monkeypatch: pytest.MonkeyPatch
+    always: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "backends", lambda: {"eager-cpu": wrong(eager(), "mm")})
+    wrong = WrongKernel(eager(), "mm", always)
+    monkeypatch.setattr(engine, "backends", lambda: {"eager-cpu": wrong})
     seen: list[Case] = []
     findings = [
         e for e in explore(TASK, SETTINGS, seen=seen.append)
         if isinstance(e, Finding) and e.record.kind == "bitwise"
     ]  # fmt: skip
-    assert {e.record.bare for e in findings} == {without}
+    assert {e.record.bare for e in findings} == {always}
     small = findings[0].record.minimised
     assert small is not None
     assert bare(small) in seen  # a worker that dies of it has said of what
