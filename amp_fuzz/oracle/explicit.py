@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import torch
 
 from amp_fuzz import reference
 from amp_fuzz.backends import harness
@@ -66,8 +67,11 @@ class Explicit:
 _Calls = Mapping[int, tuple[Mapping[int, str], list[KernelCall]]]
 
 
-def calls_of(case: Case, runtime: ReferenceRuntime) -> _Calls:
-    """Return, for each statement's first run, the names of tensors by id and its kernel calls."""
+def calls_of(case: Case, runtime: ReferenceRuntime, dtypes: dict[str, str] | None = None) -> _Calls:
+    """Return, for each statement's first run, the names of tensors by id and its kernel calls.
+
+    dtypes: gets the dtype of each value that a statement finds.
+    """
     found: dict[int, tuple[dict[int, str], list[KernelCall]]] = {}
     starts: list[tuple[int, int]] = []
     with reference.log_kernels() as log:
@@ -76,6 +80,9 @@ def calls_of(case: Case, runtime: ReferenceRuntime) -> _Calls:
             starts.append((i, len(log)))
             if i not in found:
                 found[i] = ({id(value): name for name, value in names.items()}, [])
+            if dtypes is not None:
+                tensors = {n: v for n, v in names.items() if isinstance(v, torch.Tensor)}
+                dtypes.update({n: str(v.dtype).removeprefix("torch.") for n, v in tensors.items()})
 
         harness.run_marked(case, runtime.runtime, mark)
     ends = [n for _, n in starts[1:]] + [len(log)] if starts else []
@@ -94,10 +101,11 @@ def explicit(trial: Trial) -> Explicit | None:
     plain = _unwrapped(case)
     if plain is None or any(s.op not in CATALOGUE for s in statements(case.program.body)):
         return None
+    dtypes: dict[str, str] = {}
     with trial.within_scope():
-        calls = calls_of(case, trial.backend.reference())
+        calls = calls_of(case, trial.backend.reference(), dtypes)
     whole = trial.refer(_all(case))
-    writer = _Writer(case, plain, calls, _dtypes(case, whole))
+    writer = _Writer(case, plain, calls, dtypes)
     for _ in range(_TRIES):
         made = writer.case()
         try:
@@ -244,7 +252,7 @@ class _Writer:
             if c.cached and c.source in names
         }
         for dtype in tried:
-            casts = {n: (dtype, n in cached) for n in given}
+            casts = {n: (dtype, n in cached) for n in given if self._castable(n)}
             ways.append(lambda s, casts=casts: self._cast(s, casts))  # type: ignore[misc]
         return ways
 
@@ -255,7 +263,7 @@ class _Writer:
         for name in dict.fromkeys(uses(node)):
             dtype, cached = casts.get(name, ("", False))
             dtype = dtype.removeprefix("torch.")
-            if not dtype or not self._castable(name):
+            if not dtype:
                 continue
             if cached and (name, dtype) in self._cached:
                 names[name] = self._cached[name, dtype]
@@ -273,13 +281,6 @@ class _Writer:
     def _castable(self, name: str) -> bool:
         """Return whether a name is of a tensor that autocast may cast."""
         return self.dtypes.get(name) in FLOAT_DTYPES[:3]
-
-
-def _dtypes(case: Case, seen: Observation) -> dict[str, str]:
-    """Return the dtypes of a case's inputs and values."""
-    made = {named(k): v for k, v in seen.values.items() if v is not None and k[-5:] != ".grad"}
-    known = {name: str(value.dtype).removeprefix("torch.") for name, value in made.items()}
-    return known | {spec.name: spec.dtype for spec in case.program.inputs}
 
 
 def _renamed(arg: Arg, names: Mapping[str, str]) -> Arg:

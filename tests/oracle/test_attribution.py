@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from amp_fuzz.backends.eager import EagerBackend
-from amp_fuzz.backends.harness import Observation, Raised, bits
+from amp_fuzz.backends.harness import Observation, Raised, bits, quiet
 from amp_fuzz.cases.case import Case, bare, uses_autocast
 from amp_fuzz.cases.program import Autocast, Region, Statement
 from amp_fuzz.oracle import attribution
@@ -21,7 +21,7 @@ from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.upstream.known import Known
-from tests.helpers import BF16, call, case, under, x
+from tests.helpers import BF16, call, case, eager, under, x
 
 Fault: TypeAlias = Callable[[Case, Observation], None]
 
@@ -357,3 +357,30 @@ def test_a_dtype_without_values_is_told_apart(monkeypatch: pytest.MonkeyPatch) -
         backend = replace(Faulty("cpu", fault=fault), values=False)
         assert judge_of(backend, (), "none").judge(ONE).outcome == outcome
     assert BF16 in ONE.plan.contexts
+
+
+def test_a_transform_that_refuses_two_dtypes_without_autocast_too_is_the_backends_own() -> None:
+    """Under vmap, group norm promotes; the values before it are not returned, since it raises."""
+    half = {"dtype": "float16"}
+    normed = case(
+        [
+            *(
+                x("x0", 1, 2, **half),
+                x("x1", 2, 2, **half),
+                x("x2", 2, dtype="int64", domain="zeros"),
+            ),
+            *(x("w3", 2, 2), x("x4", 2, **half), x("x5", 1, **half)),
+        ],
+        call("nll_loss", "x1", "x2", reduction="none"),
+        call("prelu", "v0", "x5", form="module", to="v1"),
+        call("group_norm", "x0", 2, "v0", "v0", form="module", to="v2"),
+        call("nll_loss", "w3", "x2", to="v3"),
+        call("linalg.multi_dot", ["v2", "x4"], to="v4"),
+        transform="vmap_grad",
+        returns=["v0"],
+    )
+    with quiet():
+        verdict = judge_of(eager(), relations="all").judge(normed)
+    assert verdict.outcome == "backend"
+    assert verdict.divergence is not None
+    assert verdict.divergence.where == "transform: v4"

@@ -22,7 +22,7 @@ from amp_fuzz.backends import backends
 from amp_fuzz.backends.harness import Observation, quiet
 from amp_fuzz.cases.build import BF16, call, under, x
 from amp_fuzz.cases.case import Case
-from amp_fuzz.cases.program import statements
+from amp_fuzz.cases.program import FP8, regions, statements
 from amp_fuzz.oracle.compare import Kind
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.upstream import BUGS, shipped
@@ -80,7 +80,9 @@ def backend_of(shown: Shown) -> WrongKernel:
     bug, example = shown
     cheap = example.backend.startswith(("eager-", "fake-", "privateuse1"))
     kind = WrongKernel if bug.without or cheap else Remembered
-    return kind(backends()[example.backend], "")
+    # Without autocast too, where layers of FP8 are tested as autocast is.
+    recipes = any(isinstance(context, FP8) for context in regions(example.case.program.body))
+    return kind(backends()[example.backend], "", always=recipes)
 
 
 def beside(case: Case, *, autocast: bool = False) -> Case:

@@ -12,7 +12,7 @@ import torch
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.harness import Observation, quiet
 from amp_fuzz.backends.imitation import current
-from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.case import Case, uses_autocast
 from amp_fuzz.cases.program import Statement
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.reference import autocast
@@ -138,9 +138,11 @@ def test_what_may_be_done_once_only_is_left_as_it_is() -> None:
 
 @dataclass(frozen=True)
 class WrongGradient(WrongKernel):
-    """Gets the gradients of the weights wrong: each element by half of itself."""
+    """Gets the gradients of the weights wrong under autocast: each element by half of itself."""
 
     def _wrong(self, case: Case, seen: Observation) -> Observation:
+        if not uses_autocast(case):
+            return seen
         for label, value in seen.values.items():
             if label.endswith(".grad") and value is not None:
                 seen.values[label] = value * 1.5

@@ -23,7 +23,7 @@ from amp_fuzz.findings.diagnosis import Examined
 from amp_fuzz.oracle import RELATIONS
 from amp_fuzz.oracle.rounding import CONFIRM, THRESHOLD
 from amp_fuzz.policies.tables import DEVICES, PolicyTable, Rule, load_table
-from amp_fuzz.records.schema import DivergenceRecord
+from amp_fuzz.records.schema import OWN, DivergenceRecord, listed
 from amp_fuzz.upstream.known import Known
 
 __all__ = ["issue", "title"]
@@ -382,7 +382,8 @@ def _versions() -> str:
 
 def _found_by(case: Case, record: DivergenceRecord) -> str:
     version = importlib.metadata.version("amp-fuzz")
-    known = f", known to it as `{record.known}`" if record.known else ""
+    known = f", known to it as `{record.known}`" if listed(record.known) else ""
+    known = ", where autocast has no part in it" if record.known == OWN else known
     return f"Found by amp-fuzz {version} (case {case.id} on `{record.backend}`{known})."
 
 
