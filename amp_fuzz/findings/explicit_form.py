@@ -7,16 +7,15 @@ what a backend did.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from amp_fuzz import reference
-from amp_fuzz.backends import harness
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.source import argument
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import Autocast, Items, Node, Ref, Statement, show_context
 from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.oracle.explicit import calls_of
 from amp_fuzz.reference import KernelCall, Policy
 
 __all__ = ["explicit_form"]
@@ -28,7 +27,7 @@ def explicit_form(case: Case, runtime: ReferenceRuntime) -> str:
     Runs the case once under the reference. A statement that was not reached is shown unchanged. A
     comment names the contexts of the statements below it, up to the next such comment.
     """
-    calls = _calls(case, runtime)
+    calls = calls_of(case, runtime)
     lines: list[str] = []
     above = None
     for i, (statement, contexts) in enumerate(_placed(case)):
@@ -57,27 +56,9 @@ def _under(
             yield from _under(node.body, (*contexts, *more))
 
 
-def _calls(
-    case: Case, runtime: ReferenceRuntime
-) -> dict[int, tuple[dict[int, str], list[KernelCall]]]:
-    """Return, for each statement's first run, the names of tensors by id and its kernel calls."""
-    found: dict[int, tuple[dict[int, str], list[KernelCall]]] = {}
-    starts: list[tuple[int, int]] = []
-    with reference.log_kernels() as log:
-
-        def mark(i: int, names: dict[str, Any]) -> None:
-            starts.append((i, len(log)))
-            if i not in found:
-                found[i] = ({id(value): name for name, value in names.items()}, [])
-
-        harness.run_marked(case, runtime.runtime, mark)
-    ends = [n for _, n in starts[1:]] + [len(log)]
-    for (i, start), end in reversed(list(zip(starts, ends, strict=True))):
-        found[i][1][:] = log[start:end]
-    return found
-
-
-def _statement(statement: Statement, tensors: dict[int, str], calls: list[KernelCall]) -> list[str]:
+def _statement(
+    statement: Statement, tensors: Mapping[int, str], calls: list[KernelCall]
+) -> list[str]:
     op = CATALOGUE[statement.op]
     wanted = {o.removeprefix("aten::") for o in op.overloads}
     first = next((c for c in calls if c.overload in wanted), None)
