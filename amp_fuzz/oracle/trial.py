@@ -151,11 +151,11 @@ class Trial:
         A case that only runs under autocast, because its operands have two dtypes, runs in float32.
         """
         if self.imitated not in self._kept.bare:
-            plain = bare(self.case)
-            expected = self.refer(plain)
+            plain, alone = bare(self.case), replace(self, ways=nullcontext)  # no casts, no pass
+            expected = alone.refer(plain)
             if expected.raised and raised(expected) != raised(self.refer(self.case)):
                 plain = single(plain)
-                expected = self.refer(plain)
+                expected = alone.refer(plain)
             kept = _Kept(runs=self._kept.runs)
             sides = expected, self.run_once(plain)
             trial = Trial(plain, self.backend, *sides, self.imitated, self.scope, _kept=kept)

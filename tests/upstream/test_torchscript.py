@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-from amp_fuzz.backends import backends
+from amp_fuzz.backends import backends, torchscript
 from amp_fuzz.backends.base import Backend
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.backends.reference import ReferenceRuntime
@@ -161,3 +161,18 @@ def test_a_pass_that_is_wrong_is_not_explained(monkeypatch: pytest.MonkeyPatch) 
     example = case([x("x0", 4, dtype="bfloat16")], call("exp", "x0"))
     monkeypatch.setattr("amp_fuzz.backends.torchscript.write_casts", lambda *_: None)
     assert judge(SCRIPT, example).outcome == "diverged"
+
+
+def test_a_graph_that_is_wrong_without_autocast_too_does_not_agree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The reference runs the same graph under the pass, so only the bare program tells."""
+    honest = torchscript.script_source
+    example = case([x("x0", 2, 2)], call("mm", "x0", "x0"), call("exp", "v0", to="v1"))
+    assert judge(SCRIPT, example).outcome == "agreed"
+
+    def wrong(*how: Any) -> str:
+        return honest(*how).replace("torch.exp(", "torch.expm1(")
+
+    monkeypatch.setattr(torchscript, "script_source", wrong)
+    assert judge(SCRIPT, example).outcome == "backend"
