@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 if TYPE_CHECKING:
     from tests.helpers import Run
@@ -75,6 +76,12 @@ def forked_devices() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         fork_devices(patch.setattr)
         yield
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """Have each test draw the numbers that it draws anywhere, alone or after others."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -732,7 +732,9 @@ def test_a_function_with_a_plainer_name_is_named_by_it_with_a_case(inplace: bool
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(inplace=inplace))
     twice = kernels({"aten.relu.default": lambda op, x: op(x) * 2})
     wrong = BrokenCompiler("aot_eager", patches=twice)
-    (found,) = amp_fuzz.check(model, torch.randn(8, 2), backends=wrong).own
+    torch.nn.init.eye_(model[0].weight)  # so that some values are positive
+    torch.nn.init.zeros_(model[0].bias)
+    (found,) = amp_fuzz.check(model, torch.ones(8, 2), backends=wrong).own
     assert (found.module, found.op) == ("1", "relu")
     assert found.case is not None
 

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from amp_fuzz.config import ConfigError, cache_folder, is_url
@@ -272,21 +273,21 @@ def until(reached: int, job: Job) -> int:
         count += sum(isinstance(record, CaseRecord) for record in follower.new())
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    (pid,) = (
-        int(path.parent.name)
-        for path in Path("/proc").glob("[0-9]*/cmdline")
-        if f"--shard={job.run}".encode() in _text(path)
-        and f"--store={written_to(job)}".encode() in _text(path)
-        and os.getpgid(int(path.parent.name)) == os.getpgrp()
-    )
+    named = {f"--shard={job.run}", f"--store={written_to(job)}"}
+    found = {
+        process.pid: process.info["ppid"]
+        for process in psutil.process_iter(["cmdline", "ppid"])
+        if named <= {*(process.info["cmdline"] or ())} and _group(process.pid) == os.getpgrp()
+    }
+    (pid,) = (pid for pid, parent in found.items() if parent not in found)  # no fork of it
     return pid
 
 
-def _text(path: Path) -> bytes:
+def _group(pid: int) -> int:
     try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+        return os.getpgid(pid)
+    except ProcessLookupError:  # it has just ended
+        return 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
