@@ -17,7 +17,7 @@ from amp_fuzz.backends.harness import Runtime, quiet
 from amp_fuzz.backends.torch_state import restoring
 from amp_fuzz.cases.case import Plan
 from amp_fuzz.cases.program import Autocast
-from amp_fuzz.interfaces.check.call import AFTER, copier_of, entered, outputs_of
+from amp_fuzz.interfaces.check.call import AFTER, entered, outputs_of
 from amp_fuzz.interfaces.check.redirect import contexts_of, threads_following
 from amp_fuzz.interfaces.check.subject import Subject
 from amp_fuzz.interfaces.check.trace import followed
@@ -135,7 +135,6 @@ class Runs:
     ) -> Seen:
         subject, runtime = self.subject, self.runtime
         kept, seen, restore = subject.kept(), Seen(), restoring()
-        copy = copier_of(runtime)
         autocast = _disabled(runtime.autocast) if off else runtime.autocast
         try:
             with ExitStack() as stack:
@@ -144,7 +143,7 @@ class Runs:
                 stack.enter_context(threads_following(runtime.follow))
                 stack.enter_context(runtime.scope())
                 kept.begin(subject.seed)
-                args, kwargs = subject.fresh(copy)
+                args, kwargs = subject.fresh(lambda tensor: tensor.detach().clone())
                 if mode is not None:
                     stack.enter_context(mode())
                 try:
