@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from amp_fuzz.backends.reference import (
     reference_on_cpu,
     reference_runtime,
 )
+from amp_fuzz.cases.program import Autocast
 from amp_fuzz.interfaces.check.arguments import (
     Context,
     check_arguments,
@@ -37,11 +38,11 @@ from amp_fuzz.interfaces.precision.result import (
 )
 from amp_fuzz.interfaces.precision.runs import Exempt, Loss, Runs, Seen
 from amp_fuzz.interfaces.precision.sites import Place
-from amp_fuzz.interfaces.precision.watch import Event, Watch, error_of
+from amp_fuzz.interfaces.precision.watch import Event, error_of
 from amp_fuzz.reference import load_table, tabled_devices
 from amp_fuzz.reference.state import default_dtype, table_of
 
-__all__ = ["precision"]
+__all__ = ["diagnose", "precision"]
 
 _SCALES = (2.0**16, 2.0**12, 2.0**8, 2.0**4)
 _BREAKING = ("stuck",)
@@ -95,19 +96,31 @@ def precision(
     check_surroundings(backward=backward)
     if digits is not None and not 0 < digits < 8:
         raise CheckError(f"digits={digits!r}: use a number of decimal digits between 0 and 8")
-    start = time.monotonic()
     subject = Subject.of(function, inputs, kwargs, seed)
-    reference = _reference(subject, device)
     (contexts,) = context_list([autocast])
+    return diagnose(
+        subject, device, contexts, backward=backward, loss=loss, digits=digits, seconds=seconds
+    )
+
+
+def diagnose(
+    subject: Subject,
+    device: str | None,
+    contexts: tuple[Autocast, ...],
+    *,
+    backward: bool,
+    loss: Loss | None = None,
+    digits: float | None = None,
+    seconds: float,
+) -> PrecisionResult:
+    """Say what autocast does to a subject: see `precision`."""
+    start = time.monotonic()
+    reference = _reference(subject, device)
     name = reference.runtime.device
     low = _dtype(contexts, name)
-    threads = torch.get_num_threads()
-    try:
-        runs = Runs(subject, reference.runtime, contexts, backward, loss)
-        found = _Diagnosis(runs, low, digits or digits_in(low) / 2, seconds, start)
-        return found.result(name)
-    finally:
-        torch.set_num_threads(threads)
+    runs = Runs(subject, reference.runtime, contexts, backward, loss)
+    found = _Diagnosis(runs, low, digits or digits_in(low) / 2, seconds, start)
+    return found.result(name)
 
 
 def _reference(subject: Subject, device: str | None) -> ReferenceRuntime:
@@ -207,9 +220,7 @@ class _Diagnosis:
         elif digits_of(error) < self.digits:
             harm = "digits"
         dtype = str(value.dtype).removeprefix("torch.")
-        return Value(
-            name, dtype, digits_of(error), digits_in(self.low), digits_of(without), harm
-        )
+        return Value(name, dtype, digits_of(error), digits_in(self.low), digits_of(without), harm)
 
     def verdict(self, values: Sequence[Value], events: Sequence[Event]) -> Verdict:
         """Return the verdict."""

@@ -136,6 +136,19 @@ class PrecisionResult:
         found |= dict.fromkeys(e.place for e in self.events if e.kind != "lowered")
         return tuple(found)
 
+    @property
+    def advice(self) -> str:
+        """The least remedy in one sentence, or "" if there is none."""
+        remedy = self.remedy
+        if remedy is None:
+            return ""
+        if remedy.scale:
+            return f"Scale the loss by {remedy.scale:g} (torch.amp.GradScaler)."
+        names = [*(p.text for p in remedy.lines), *(m or self.name for m in remedy.modules)]
+        if names:
+            return f"Run {', '.join(names)} in float32 with autocast off."
+        return f"Autocast to {remedy.dtype}." if remedy.dtype else ""
+
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain data; infinities as strings."""
         return json.loads(json.dumps(_plain(asdict(self))))  # type: ignore[no-any-return]
@@ -184,10 +197,8 @@ def _lines(result: PrecisionResult) -> list[str]:
 
 def _values(result: PrecisionResult) -> list[str]:
     if result.verdict == "casts nothing":
-        return [
-            f"  no tensor of the call is on {result.device}, so autocast for it casts nothing: "
-            "name the device where the tensors are"
-        ]
+        text = f"no tensor of the call is on {result.device}, so autocast for it casts nothing"
+        return [f"  {text}: name the device where the tensors are"]
     if result.raised:
         return [f"  it raises under autocast only: {result.raised}"]
     shown = result.harmed or _worst(result.values)
@@ -207,7 +218,9 @@ def _value(value: Value) -> str:
     without = f"{min(value.without, value_digits('float32')):.1f} without autocast"
     if value.harm in _HARMS:
         return f"{value.name} {_HARMS[value.harm]} ({without})"
-    return f"{value.name} has {min(value.digits, value.of):.1f} of {value.of:.1f} digits ({without})"
+    return (
+        f"{value.name} has {min(value.digits, value.of):.1f} of {value.of:.1f} digits ({without})"
+    )
 
 
 def value_digits(dtype: str) -> float:
@@ -272,7 +285,7 @@ def code_of(result: PrecisionResult) -> list[str]:
     if remedy.modules:
         names = ", ".join(map(repr, remedy.modules))
         text = inspect.getsource(in_float32)
-        body = text[text.index("def run_in_float32") :].replace("  # type: ignore[no-untyped-def]", "")
+        body = text[text.index("def run_in_float32") :]
         lines += [f"    {line}".rstrip() for line in body.strip().splitlines()]
         lines += ["", f'    run_in_float32(model, {{{names}}}, "{result.device}")']
     return lines

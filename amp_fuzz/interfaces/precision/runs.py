@@ -1,10 +1,10 @@
-"""Run a subject once: under autocast with exact copies, without autocast, or with parts exempted."""
+"""Run a subject once: under autocast with exact copies, without, or with parts exempted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import msgspec
@@ -256,6 +256,7 @@ class _Lines(TorchFunctionMode):
         place = place_here(self.stack)
         if place not in self.lines or getattr(func, "__name__", "") in ("__get__", "backward"):
             return func(*args, **kwargs)
+
         def wide(leaf: Any) -> Any:
             low = isinstance(leaf, torch.Tensor) and leaf.dtype in (torch.float16, torch.bfloat16)
             return leaf.float() if low else leaf
@@ -263,4 +264,3 @@ class _Lines(TorchFunctionMode):
         args, kwargs = tree_map(wide, (args, kwargs))
         with torch.autocast(self.device, enabled=False):
             return func(*args, **kwargs)
-

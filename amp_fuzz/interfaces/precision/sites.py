@@ -101,17 +101,17 @@ class Places:
 
     def now(self) -> tuple[Place, bool]:
         """Return the place of the op that runs, and whether a backward pass runs it."""
-        node = torch._C._current_autograd_node()
+        node: Any = torch._C._current_autograd_node()
         found = place_here(self._stack)
         if found is not None:
-            number = torch.autograd._get_sequence_nr()
+            number = torch._C._autograd._get_sequence_nr()
             if node is None and (not self._numbers or number > self._numbers[-1]):
                 self._numbers.append(number)
                 self._places.append(found)
             return found, node is not None
         if node is None:
             return Place(""), True
-        at = bisect_right(self._numbers, node._sequence_nr()) 
+        at = bisect_right(self._numbers, node._sequence_nr())
         if at >= len(self._places):  # the node that adds up the gradient of a leaf
             return Place(""), True
         return self._places[at], True

@@ -173,7 +173,8 @@ class Watch:
         if event is not None:
             event.count += 1
             return
-        first, _ = kind not in self._kinds, self._kinds.add(kind)
+        first = kind not in self._kinds
+        self._kinds.add(kind)
         self.events[kind, place, backward, op, key] = Event(
             kind, place, backward, op, text, first=first
         )
@@ -308,9 +309,7 @@ class Watch:
             return
         try:
             out: Any = step.made[0][0] if len(step.made) == 1 else tuple(t for t, _ in step.made)
-            self.products[place.module, low] += int(
-                formula(*step.args, **step.kwargs, out_val=out)
-            )
+            self.products[place.module, low] += int(formula(*step.args, **step.kwargs, out_val=out))
         except Exception:  # a formula for other arguments
             return
 
