@@ -24,10 +24,9 @@ from amp_fuzz.backends.base import Explains
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.cases.case import Case, Plan, bare
 from amp_fuzz.cases.program import Items, Ref, show_arg, statements, uses
-from amp_fuzz.findings.culprit import culprit
 from amp_fuzz.findings.explicit_form import explicit_form
 from amp_fuzz.findings.guilty import alone
-from amp_fuzz.findings.minimize import Smaller, capture, small_values
+from amp_fuzz.findings.minimize import Smaller, capture
 from amp_fuzz.findings.minimize.target import (
     Answer,
     Memory,
@@ -46,7 +45,6 @@ from amp_fuzz.findings.wrong_context import acts, like, saying, unrestored
 from amp_fuzz.findings.wrong_policy import (
     POLICIES,
     UNSTEADY,
-    WRONG_VALUES,
     caused,
     policies_of,
     supposes,
@@ -59,7 +57,7 @@ from amp_fuzz.oracle.judge import Explain, Judge
 from amp_fuzz.oracle.labels import Named, tainted
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.records.baseline import Entry, match
-from amp_fuzz.records.fingerprint import fingerprint, fingerprinted, ingredient, kind_of, special
+from amp_fuzz.records.fingerprint import fingerprint, fingerprinted, ingredient, special
 from amp_fuzz.records.schema import OWN, DivergenceRecord, Note, listed
 from amp_fuzz.reference import Supposed
 from amp_fuzz.upstream.explain import judge_of
@@ -312,17 +310,9 @@ class _Examination:
         return verdict if verdict.divergence is not None else None
 
     def plainer(self, verdict: Verdict) -> Verdict:
-        """Return the verdict under a plainer plan, if that shows the same.
-
-        If a value leaves its type's range, the op may also be wrong within the range. Then that is
-        examined instead.
-        """
+        """Return the verdict under a plainer plan, if that shows the same."""
         if not self.quick or verdict.divergence is None or verdict.divergence.kind in UNSTEADY:
             return verdict
-        if verdict.divergence.kind == "range":
-            found = self.judged(small_values(verdict.case))
-            if found is not None and not found.known and kind_of(answer_of(found).kind) == "value":
-                verdict = found
         case, target = verdict.case, Target.of(verdict)
         contexts = case.plan.contexts
         for plan in (
@@ -350,9 +340,6 @@ class _Examination:
             groups.looks[look] = explained
             yield from map(self.met, explained)
             return
-        if (inner := self.inner(part, part.case)) is not None:
-            yield from self.within(look, inner)
-            return
         record = fingerprinted(part.finding(self.family))
         try:
             for step in self.minimised(part, self.limit(part)):
@@ -362,10 +349,6 @@ class _Examination:
         except KeyboardInterrupt:
             yield Step(record, last=True)
             raise
-        # A smaller case reveals more: it has fewer calls, and often no autocast.
-        if record.id != part.case.id and (inner := self.inner(part, record.minimised)) is not None:
-            yield from self.within(look, inner)
-            return
         groups.looks[look] = (record.fingerprint,)
         groups.traits[traits] = (*groups.traits.get(traits, ()), record.fingerprint)
         entry = match(self.baseline, record)
@@ -373,30 +356,6 @@ class _Examination:
         if groups.take(record, known_as):
             yield Step(msgspec.structs.replace(record, known=known_as), last=True)
         yield self.met(record.fingerprint)
-
-    def inner(self, part: Verdict, case: Case | None) -> Verdict | None:
-        """Return the verdict of the one kernel inside an op that produces a wrong result.
-
-        case: the case of the part, or a smaller one.
-        """
-        found = part.divergence
-        if not self.quick or found is None or found.kind not in WRONG_VALUES or part.known:
-            return None
-        guilty = None if case is None else culprit(self.judge, case)
-        if case is None or guilty is None or guilty.case is None:
-            return None
-        if _ops(guilty.case) == _ops(case):
-            return None
-        inner = self.judged(guilty.case)
-        return inner if inner is not None and not inner.known else None
-
-    def within(self, look: Look, inner: Verdict) -> Iterator[Step | Met]:
-        """Yield the cause of a kernel inside an op, and count the look with it."""
-        causes: tuple[str, ...] = ()
-        for step in self.part(inner):
-            causes += (step.fingerprint,) if isinstance(step, Met) else ()
-            yield step
-        self.groups.looks[look] = causes
 
     def limit(self, part: Verdict) -> float:
         """Return the seconds for minimising: fewer after many of this kind and op."""
@@ -607,10 +566,6 @@ class _Examination:
         relations: Literal["one", "all"] = "all" if verdict.divergence.kind == "relation" else "one"
         found = judge_of(self.judge.backend, (), relations).judge(plain).divergence
         return found is not None and found.kind == verdict.divergence.kind
-
-
-def _ops(case: Case) -> list[str]:
-    return [statement.op for statement in statements(case.program.body)]
 
 
 def _acting(about: str, case: Case) -> bool:
