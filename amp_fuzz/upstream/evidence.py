@@ -26,7 +26,6 @@ from amp_fuzz.upstream.remedies import WITHOUT
 
 __all__ = ["Imitated", "Left", "Listed", "Remedied"]
 
-_NAMELESS = {"raise", "state", "nondeterminism", "relation", "crash", "timeout"}
 _TYPES = ("dtype", "shape", "device", "grad-missing", "grad-dtype", "grad-shape", "grad-device")
 
 

@@ -18,7 +18,7 @@ from amp_fuzz.upstream.evidence import Imitated, Left, Listed, Remedied
 from amp_fuzz.upstream.imitate import asking, imitated
 from amp_fuzz.upstream.known import Known
 from amp_fuzz.upstream.registry import may
-from amp_fuzz.upstream.roundings import left_out
+from amp_fuzz.upstream.roundings import EXCESS, left_out
 from amp_fuzz.upstream.search import smallest
 
 __all__ = ["Explainer", "judge_of"]
@@ -65,13 +65,8 @@ class Explainer:
 
     def left_out(self, trial: Trial) -> Explanation:
         """Explain the roundings that the backend left out."""
-
-        def ids_of(names: Sequence[str]) -> str:
-            entries = {k.quirk: k.id for k in self.known if k.on(trial.backend.name)}
-            ids = [entries.get(name, "") for name in names]
-            return "+".join(ids) if all(ids) else ""
-
-        return left_out(trial, ids_of)
+        entries = (k.id for k in self.known if k.quirk == EXCESS and k.on(trial.backend.name))
+        return left_out(trial, next(entries, ""))
 
     def ids(self, trial: Trial, found: Divergence) -> str:
         """Return the ids of the entries that explain a case with a divergence, or ""."""

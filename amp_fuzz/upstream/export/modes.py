@@ -34,59 +34,6 @@ stops them.
 A `no_grad` region that is not in an autocast region is kept, and so is one around an autocast
 region with none in it. A program that is exported without grad forgets all of them. The forward
 of an `autograd.Function` is exported so, and runs again with grad to compute its gradient.
-
-## export-inference-mode: the same of inference mode
-
-`torch.inference_mode()` in the program leaves nothing in the graph. The results of its body have
-gradients, and may be written and saved where eager refuses. While tracing it is on, though: a
-`no_grad` region in it ends with the grad mode off, for what comes after it.
-
-## export-checkpoint: gradients that are gone
-
-```python
-class Checkpointed(torch.nn.Module):
-    def forward(self, w):
-        y = torch.utils.checkpoint.checkpoint(torch.sin, w, use_reentrant=True)
-        return y, w * 2
-
-
-w = torch.ones(2, requires_grad=True)
-print([y.requires_grad for y in Checkpointed()(w)])  # True, True
-exported = torch.export.export(Checkpointed(), (w,)).module()
-print([y.requires_grad for y in exported(w)])  # False, False
-```
-
-The export traces through the checkpoint's `autograd.Function`, whose forward runs under
-`no_grad`. The body is left, and no gradient comes of it. The graph does not hold where the
-function goes back to the grad mode of before: later values have no gradient either, up to the
-next `no_grad` region or the end of one. An input that the body returns unchanged is a view, which
-says that it needs a gradient and has none: a backward pass from it raises.
-
-A checkpoint that is not reentrant is right, but not inside another one. It saves values through
-the outer one's hook, which switches gradients off and back, and the export keeps the first
-switch. All later values have no gradient. The same happens where an `autograd.Function` in a
-checkpoint saves a tensor (`ctx.save_for_backward`). In an autocast region grad modes are forgotten
-([export-no-grad]), and the gradients are there.
-
-## export-grad-mode-left: an error leaves gradients off
-
-`wrap_with_set_grad_enabled`, which runs a `no_grad` region of an exported program, goes back to
-the grad mode of before only where nothing is raised. An error elsewhere that leaves gradients off
-is reported.
-
-```python
-class Gather(torch.nn.Module):
-    def forward(self, x, i):
-        with torch.no_grad():
-            return x.gather(0, i)
-
-
-exported = torch.export.export(Gather(), (torch.ones(2), torch.tensor([0, 1]))).module()
-try:
-    exported(torch.ones(2), torch.tensor([5, 5]))
-except RuntimeError:
-    print(torch.is_grad_enabled())  # False
-```
 """
 
 from __future__ import annotations
