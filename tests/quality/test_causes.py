@@ -14,7 +14,8 @@ from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.case import Case, bare
 from amp_fuzz.cases.program import Autocast
 from amp_fuzz.findings.entered import inside
-from amp_fuzz.findings.groups import Groups, Met, Step, examine
+from amp_fuzz.findings.examination import Met, Step, examine
+from amp_fuzz.findings.groups import Groups
 from amp_fuzz.findings.judge_again import happens
 from amp_fuzz.findings.minimize.target import working
 from amp_fuzz.findings.wrong_context import acts_as, unrestored
