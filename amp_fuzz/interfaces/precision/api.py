@@ -1,0 +1,354 @@
+"""`amp_fuzz.precision`: what autocast, as documented, does to a callable, and the least remedy."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from amp_fuzz.backends.reference import (
+    Numerics,
+    ReferenceRuntime,
+    reference_on_cpu,
+    reference_runtime,
+)
+from amp_fuzz.cases.program import Autocast
+from amp_fuzz.interfaces.check.arguments import (
+    Context,
+    check_arguments,
+    check_surroundings,
+    context_list,
+)
+from amp_fuzz.interfaces.check.subject import CheckError, Subject
+from amp_fuzz.interfaces.precision.remedy import least
+from amp_fuzz.interfaces.precision.result import (
+    Harm,
+    PrecisionResult,
+    Remedy,
+    Statement,
+    Value,
+    Verdict,
+    digits_in,
+    digits_of,
+    is_own,
+)
+from amp_fuzz.interfaces.precision.runs import Exempt, Loss, Runs, Seen
+from amp_fuzz.interfaces.precision.sites import Place
+from amp_fuzz.interfaces.precision.watch import Event, error_of
+from amp_fuzz.reference import load_table, tabled_devices
+from amp_fuzz.reference.state import default_dtype, table_of
+
+__all__ = ["diagnose", "precision"]
+
+_SCALES = (2.0**16, 2.0**12, 2.0**8, 2.0**4)
+_BREAKING = ("stuck",)
+
+
+def precision(
+    function: Callable[..., Any],
+    /,
+    *inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    autocast: Context = torch.bfloat16,
+    device: str | None = None,
+    backward: bool = True,
+    loss: Loss | None = None,
+    digits: float | None = None,
+    seconds: float = 60.0,
+    seed: int = 0,
+) -> PrecisionResult:
+    """Say what autocast, as documented, does to a callable, where, and the least to exempt.
+
+    The callable runs once under the reference, with an exact copy (float64) of each tensor beside
+    it, and once without autocast. A value is harmed if autocast leaves it fewer digits than asked,
+    makes it infinite, NaN or 0, and float32 without autocast does not. Parts of the callable are
+    then exempted from autocast, in runs without exact copies, until the least set is found that
+    leaves nothing harmed.
+
+    Args:
+        function: a `torch.nn.Module`, or any callable, as `check` takes it. All that a call changes
+            is restored.
+        inputs: its arguments; tensors are copied. kwargs: its keyword arguments.
+        autocast: the dtype of the context around the call, or the keyword arguments of
+            `torch.autocast` as a mapping, or None for a callable that opens its own.
+        device: the device type whose policies hold; None is the device of the tensors. Another
+            one than theirs is simulated: ``device="cuda"`` on a CPU casts what CUDA would cast, and
+            computes with the kernels of the CPU.
+        backward: whether a backward pass follows.
+        loss: makes of the result of the callable the scalar that the backward pass starts from.
+            None: the scalar outputs that require grad, or, without any, every output, with small
+            numbers as gradients.
+        digits: how many decimal digits each output and gradient has to keep; None is half of those
+            of the autocast dtype (1.2 for bfloat16, 1.7 for float16).
+        seconds: how long to search for the remedy.
+        seed: of the random generators, set before each call. Draws are the same in every run.
+
+    Returns the result; ``str(result)`` is the report.
+
+    Raises:
+        CheckError: the callable or an argument cannot be used, or it raises without autocast too.
+    """
+    check_arguments(kwargs=kwargs, backward=backward, seed=seed)
+    check_surroundings(backward=backward)
+    if digits is not None and not 0 < digits < 8:
+        raise CheckError(f"digits={digits!r}: use a number of decimal digits between 0 and 8")
+    subject = Subject.of(function, inputs, kwargs, seed)
+    (contexts,) = context_list([autocast])
+    return diagnose(
+        subject, device, contexts, backward=backward, loss=loss, digits=digits, seconds=seconds
+    )
+
+
+def diagnose(
+    subject: Subject,
+    device: str | None,
+    contexts: tuple[Autocast, ...],
+    *,
+    backward: bool,
+    loss: Loss | None = None,
+    digits: float | None = None,
+    seconds: float,
+) -> PrecisionResult:
+    """Say what autocast does to a subject: see `precision`."""
+    start = time.monotonic()
+    reference = _reference(subject, device)
+    name = reference.runtime.device
+    low = _dtype(contexts, name)
+    runs = Runs(subject, reference.runtime, contexts, backward, loss)
+    found = _Diagnosis(runs, low, digits or digits_in(low) / 2, seconds, start)
+    return found.result(name)
+
+
+def _reference(subject: Subject, device: str | None) -> ReferenceRuntime:
+    devices = {t.device.type for t in (subject.inputs() | subject.state()).values()} or {"cpu"}
+    if device is None:
+        if len(devices) > 1:
+            raise CheckError(f"tensors are on {', '.join(sorted(devices))}: name one with device=")
+        (device,) = devices
+    if device not in tabled_devices():
+        raise CheckError(
+            f"device={device!r} has no policy table: use one of {', '.join(tabled_devices())}"
+        )
+    if devices != {device}:
+        if devices != {"cpu"}:
+            raise CheckError(f"device={device!r} is simulated for tensors of the CPU only")
+        return reference_on_cpu(device, load_table(device), Numerics())
+    return reference_runtime(device)
+
+
+def _dtype(contexts: Sequence[Any], device: str) -> torch.dtype:
+    named = next((c.dtype for c in contexts if c.dtype), None)
+    found = default_dtype(table_of(device)) if named is None else getattr(torch, named)
+    if found not in (torch.bfloat16, torch.float16):
+        raise CheckError(f"autocast to {found} loses nothing: use torch.bfloat16 or torch.float16")
+    return found
+
+
+class _Diagnosis:
+    """The runs of one call of `precision`, and what they say."""
+
+    def __init__(
+        self, runs: Runs, low: torch.dtype, digits: float, seconds: float, start: float
+    ) -> None:
+        self.runs, self.low, self.digits = runs, low, digits
+        self.seconds, self.start = seconds, start
+        self.seen, self.exact, self.watch = runs.watched()
+        self.plain = runs.plain()
+        if self.plain.raised is not None:
+            error = self.plain.raised
+            raise CheckError(
+                f"{runs.subject.name} raises without autocast too: {type(error).__name__}: {error}"
+            ) from error
+
+    def result(self, device: str) -> PrecisionResult:
+        values = self.values(self.seen)
+        events = self.events(values)
+        verdict = self.verdict(values, events)
+        remedy, skipped = None, self.skipped()
+        if verdict in ("breaks", "loses digits") and any(v.harm for v in values):
+            remedy, why = self.remedy()
+            skipped += why
+        raised = self.seen.raised
+        return PrecisionResult(
+            self.runs.subject.name,
+            device,
+            str(self.low).removeprefix("torch."),
+            verdict,
+            self.digits,
+            tuple(values),
+            self.statements(),
+            tuple(events),
+            remedy,
+            skipped,
+            f"{type(raised).__name__}: {raised}" if raised is not None else "",
+            time.monotonic() - self.start,
+        )
+
+    # -- values -----------------------------------------------------------------------------------
+
+    def values(self, seen: Seen) -> list[Value]:
+        """Return what became of each value of a run, beside float32."""
+        if seen.raised is not None:
+            dtype = str(self.low).removeprefix("torch.")
+            return [Value("the call", dtype, 0.0, digits_in(self.low), math.inf, "raises")]
+        return [
+            self.value(name, value, self.plain.values[name])
+            for name, value in seen.values.items()
+            if name in self.plain.values and value.is_floating_point()
+        ]
+
+    def value(self, name: str, value: torch.Tensor, plain: torch.Tensor) -> Value:
+        """Return what became of one value."""
+        exact = self.exact.get(name)
+        if exact is None or exact.shape != value.shape:
+            exact = plain.double()
+        without, lost = error_of(plain, exact)
+        if self.watch.choices and (digits_of(without) < _HALF or lost):
+            exact, without = plain.double(), 2.0**-24  # float32 without autocast went another way
+        error, gone = error_of(value, exact)
+        harm: Harm = ""
+        if gone and bool(torch.isfinite(plain).all()):
+            harm = "not finite"
+        elif digits_of(without) < _HALF:
+            harm = ""  # float32 has no digits either
+        elif value.numel() and not value.any() and plain.any():
+            harm = "vanishes"
+        elif digits_of(error) < self.digits:
+            harm = "digits"
+        dtype = str(value.dtype).removeprefix("torch.")
+        return Value(name, dtype, digits_of(error), digits_in(self.low), digits_of(without), harm)
+
+    def verdict(self, values: Sequence[Value], events: Sequence[Event]) -> Verdict:
+        """Return the verdict."""
+        if any(v.harm not in ("", "digits") for v in values):
+            return "breaks"
+        if any(e.kind in _BREAKING for e in events):
+            return "breaks"
+        if any(v.harm for v in values):
+            return "loses digits"
+        return "harmless" if self.watch.casts else "casts nothing"
+
+    def events(self, values: Sequence[Value]) -> list[Event]:
+        """Return the events that matter: all where a value is harmed, else what stays behind."""
+        harmed = any(v.harm for v in values)
+        return [e for e in self.watch.told() if harmed or e.kind in (*_BREAKING, "lowered")]
+
+    def statements(self) -> tuple[Statement, ...]:
+        """Return the statements, those that lost most first."""
+        found = [
+            Statement(
+                place,
+                backward,
+                tuple(tally.ops),
+                digits_of(tally.given),
+                digits_of(tally.made),
+                digits_of(tally.result),
+                tally.overflowed,
+                tally.flushed,
+                tally.of,
+            )
+            for (place, backward), tally in self.watch.tallies.items()
+            if tally.of
+        ]
+        return tuple(sorted(found, key=lambda s: (s.result, s.made)))
+
+    def skipped(self) -> tuple[str, ...]:
+        """Return what could not be followed."""
+        refused = sorted(self.watch.twin.refused)
+        if not refused:
+            return ()
+        return (f"no kernel of float64 or float32 for {', '.join(refused)}: counted as exact",)
+
+    # -- remedies ---------------------------------------------------------------------------------
+
+    def good(self, seen: Seen) -> bool:
+        """Return whether a run harms nothing."""
+        return not any(v.harm for v in self.values(seen))
+
+    def remedy(self) -> tuple[Remedy | None, tuple[str, ...]]:
+        """Return the least that is enough, and what was left out of the search."""
+        other = torch.float16 if self.low is torch.bfloat16 else torch.bfloat16
+        dtype = str(other).removeprefix("torch.") if self._other(other) else ""
+        scale = 0.0
+        if self.low is torch.float16 and self.runs.backward:
+            scale = next((s for s in _SCALES if self.good(self.runs.tried(scale=s))), 0.0)
+        deadline = time.monotonic() + self.seconds
+        units = self.units()
+        products = self.watch.products
+        whole = sum(n for (_, low), n in products.items() if low) or 1
+
+        def cost(unit: Place) -> float:
+            return products[unit.module, True] / whole if not unit.file else 0.0
+
+        found = least(units, lambda some: self.good(self.runs.tried(_exempt(some))), cost, deadline)
+        if found is None:
+            text = "no set of its parts is enough in float32: its own code casts to 16 bits"
+            alone = Remedy(dtype=dtype, scale=scale)
+            return (alone, ()) if dtype or scale else (None, (text,))
+        parts = self.refined(found.parts, deadline)
+        lines = tuple(p for p in parts if p.file)
+        modules = tuple(p.module for p in parts if not p.file)
+        share = sum(products[m, True] for m in {p.module for p in parts}) / whole
+        return Remedy(modules, lines, found.proof, found.tried, share, dtype, scale), ()
+
+    def _other(self, dtype: torch.dtype) -> bool:
+        names = table_of(self.runs.runtime.device).supported_dtypes
+        supported = str(dtype).removeprefix("torch.") in names and bool(self.runs.contexts)
+        return supported and self.good(self.runs.tried(dtype=dtype))
+
+    def units(self) -> list[Place]:
+        """Return what can be exempted, the most suspicious first: modules, or lines without one."""
+        modules = {
+            ".".join(filter(None, (prefix, name)))
+            for prefix, root in self.runs.subject.modules.items()
+            for name, _ in root.named_modules()
+        }
+        events = {e.place for e in self.watch.told() if e.kind not in ("lowered", "choice")}
+        worst: dict[Place, tuple[bool, float]] = defaultdict(lambda: (False, 0.0))
+        for (place, _), tally in self.watch.tallies.items():
+            if not tally.low:
+                continue
+            unit = Place(place.module) if place.module in modules else place
+            if unit.file or unit.module in modules:
+                before = worst[unit]
+                worst[unit] = before[0] or place in events, max(before[1], tally.made)
+        return sorted(worst, key=lambda unit: worst[unit], reverse=True)
+
+    def refined(self, parts: frozenset[Place], deadline: float) -> list[Place]:
+        """Return the same parts, with lines in place of modules where fewer lines are enough."""
+        found = sorted(parts, key=lambda p: p.text)
+        for unit in list(found):
+            lines = self.lines(unit)
+            if unit.file or not lines:
+                continue
+            rest = [p for p in found if p is not unit]
+
+            def enough(some: frozenset[Place], rest: list[Place] = rest) -> bool:
+                return self.good(self.runs.tried(_exempt([*rest, *some])))
+
+            fewer = least(lines, enough, lambda line: 0.0, deadline)
+            if fewer is not None and len(fewer.parts) < max(len(lines), 2):
+                found = [*rest, *sorted(fewer.parts, key=lambda p: p.line)]
+        return found
+
+    def lines(self, unit: Place) -> list[Place]:
+        """Return the statements of a module of the user's own, the most suspicious first."""
+        events = {e.place for e in self.watch.told()}
+        tallies = self.watch.tallies.items()
+        places = {p: t.made for (p, back), t in tallies if p.module == unit.module and not back}
+        own = [p for p in places if is_own(p)]
+        return sorted(own, key=lambda p: (p in events, places[p]), reverse=True)
+
+
+_HALF = digits_in(torch.float32) / 2
+
+
+def _exempt(parts: Any) -> Exempt:
+    parts = list(parts)
+    return Exempt(
+        frozenset(p.module for p in parts if not p.file), frozenset(p for p in parts if p.file)
+    )

@@ -1,0 +1,66 @@
+# mypy: ignore-errors
+"""The code that a report prints for a user to paste; the search for a remedy runs the same.
+
+Everything from `run_in_float32` on is printed: it needs nothing of this package.
+"""
+
+import torch
+from torch.utils._pytree import tree_map
+
+__all__ = ["run_in_float32"]
+
+
+def run_in_float32(model, names, device_type):
+    """Run the own statements of some submodules with autocast off, in float32.
+
+    Their other children run under autocast as before. Returns a function that undoes it.
+    """
+    outside = []
+
+    def wide(tree):
+        low = (torch.float16, torch.bfloat16)
+        return tree_map(
+            lambda x: x.float() if isinstance(x, torch.Tensor) and x.dtype in low else x, tree
+        )
+
+    def wrap(module, off):
+        forward = module.forward
+
+        def run(*args, **kwargs):
+            enabled = False
+            if off:
+                outside.append(torch.is_autocast_enabled(device_type))
+                args, kwargs = wide(args), wide(kwargs)
+            else:
+                enabled = outside[-1]
+            try:
+                with torch.autocast(device_type, enabled=enabled):
+                    return wide(forward(*args, **kwargs))
+            finally:
+                if off:
+                    outside.pop()
+
+        wrapped.append((module, vars(module).get("forward")))
+        module.forward = run
+
+    wrapped = []
+    modules = dict(model.named_modules())
+    for name, module in modules.items():
+        parent = name
+        while parent:  # lists and dictionaries of modules are not called
+            parent = parent.rpartition(".")[0]
+            if type(modules[parent]).forward is not torch.nn.Module.forward:
+                break
+        if name in names:
+            wrap(module, True)
+        elif name and parent in names:
+            wrap(module, False)
+
+    def undo():
+        for module, before in wrapped:
+            if before is None:
+                del module.forward
+            else:
+                module.forward = before
+
+    return undo
