@@ -27,7 +27,8 @@ from amp_fuzz.backends import unsupported
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.case import Case, has_context
 from amp_fuzz.cases.program import Autocast, statements
-from amp_fuzz.findings.groups import Groups, Met, examine
+from amp_fuzz.findings.examination import Met, examine
+from amp_fuzz.findings.groups import Groups
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.records.fingerprint import title
 from amp_fuzz.records.schema import DivergenceRecord

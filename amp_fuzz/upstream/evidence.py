@@ -26,7 +26,6 @@ from amp_fuzz.upstream.remedies import WITHOUT
 
 __all__ = ["Imitated", "Left", "Listed", "Remedied"]
 
-_NAMELESS = {"raise", "state", "nondeterminism", "relation", "crash", "timeout"}
 _TYPES = ("dtype", "shape", "device", "grad-missing", "grad-dtype", "grad-shape", "grad-device")
 
 
@@ -180,11 +179,6 @@ class Remedied:
 
     entry: Known
     explain: Callable[[Trial, Divergence], str]
-
-    def cures(self, trial: Trial, found: Divergence) -> bool:
-        """Return whether a case agrees without that part."""
-        with _without(self.entry.without, trial) as again:
-            return _agrees(again, found)
 
     def explains(self, trial: Trial, found: Divergence) -> str:
         """Return the id of the entry, and of those that explain what is left without that part.
