@@ -131,7 +131,9 @@ def _made(target: str) -> tuple[Any, ...]:
     found = _called(path, make, f"{name}() raises")
     if not (isinstance(found, tuple) and found and callable(found[0])):
         what = type(found).__name__
-        what = f"{what} of {type(found[0]).__name__}" if isinstance(found, tuple) and found else what
+        what = (
+            f"{what} of {type(found[0]).__name__}" if isinstance(found, tuple) and found else what
+        )
         raise Stopped(f"{target} returns {what}: return a tuple of a callable and its inputs")
     return found
 
@@ -140,7 +142,8 @@ def _imported(path: Path) -> Any:
     # As `python FILE` does: modules beside it can be imported, and linecache finds its lines.
     sys.path.insert(0, str(path.absolute().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path.absolute())
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
     spec.loader.exec_module(module)

@@ -38,7 +38,7 @@ from amp_fuzz.interfaces.precision.result import (
 )
 from amp_fuzz.interfaces.precision.runs import Exempt, Loss, Runs, Seen
 from amp_fuzz.interfaces.precision.sites import Place, is_library
-from amp_fuzz.interfaces.precision.watch import Event, Watch, error_of
+from amp_fuzz.interfaces.precision.watch import Event, error_of
 from amp_fuzz.reference import load_table, tabled_devices
 from amp_fuzz.reference.state import default_dtype, table_of
 from amp_fuzz.reports.printable import plural
@@ -49,6 +49,7 @@ Progress: TypeAlias = Callable[[str, float], None]
 
 _SCALES = (2.0**16, 2.0**12, 2.0**8, 2.0**4)
 _BREAKING = ("stuck",)
+_NONE = Exempt()
 
 
 def precision(
@@ -223,9 +224,8 @@ class _Diagnosis:
         elif digits_of(error) < self.digits:
             harm = "digits"
         dtype = str(value.dtype).removeprefix("torch.")
-        return Value(
-            name, dtype, digits_of(error), digits_in(self.low), digits_of(without), harm
-        )
+        digits = 0.0 if gone else digits_of(error)
+        return Value(name, dtype, digits, digits_in(self.low), digits_of(without), harm)
 
     def verdict(self, values: Sequence[Value], events: Sequence[Event]) -> Verdict:
         """Return the verdict."""
@@ -270,7 +270,7 @@ class _Diagnosis:
 
     # -- remedies ---------------------------------------------------------------------------------
 
-    def good(self, exempt: Exempt = Exempt(), **other: Any) -> bool:
+    def good(self, exempt: Exempt = _NONE, **other: Any) -> bool:
         """Return whether a run harms nothing; see `Runs.tried`."""
         spent = max(time.monotonic() - self.searching, 0.0) / max(self.seconds, 1e-9)
         self.progress(f"looking for a remedy: {plural(self.tries, 'run')}", min(spent, 1.0))
@@ -303,7 +303,7 @@ class _Diagnosis:
         modules = tuple(p.module for p in parts if not p.file)
         share = sum(products[m, True] for m in {p.module for p in parts}) / whole
         device, roots = self.runs.runtime.device, self.runs.subject.modules
-        code = code_of(lines, modules, device, self.runs.narrow, roots)
+        code = code_of(lines, modules, device, self.runs.names, roots)
         return Remedy(modules, lines, found.proof, found.tried, share, dtype, scale, code), ()
 
     def _other(self, dtype: torch.dtype) -> bool:
@@ -355,7 +355,6 @@ class _Diagnosis:
         places = {p: t.made for (p, back), t in tallies if p.module == unit.module and not back}
         own = [p for p in places if is_own(p)]
         return sorted(own, key=lambda p: (p in events, places[p]), reverse=True)
-
 
     def is_own(self, unit: Place) -> bool:
         """Return whether the code of a submodule is the user's; a torch module's line is not."""

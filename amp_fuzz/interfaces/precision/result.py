@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from amp_fuzz.interfaces.precision.pasting import grouped
 from amp_fuzz.interfaces.precision.remedy import Proof
 from amp_fuzz.interfaces.precision.sites import Place, is_library
 from amp_fuzz.interfaces.precision.watch import Event
@@ -310,7 +311,7 @@ def remedies(result: PrecisionResult) -> list[str]:
         texts.append(f"Scale the loss by {remedy.scale:g} (torch.amp.GradScaler).")
     if remedy.dtype:
         texts.append(f"Autocast to {remedy.dtype}.")
-    names = [*(p.text for p in remedy.lines), *(m or result.name for m in remedy.modules)]
+    names = _few([*grouped(remedy.lines), *(m or result.name for m in remedy.modules)])
     if names:
         proof = {
             "least": f"no smaller set is enough ({plural(remedy.tried, 'set')} tried)",
@@ -321,7 +322,9 @@ def remedies(result: PrecisionResult) -> list[str]:
             f"Run {', '.join(names)} in float32, as below: {proof}; {100 * remedy.share:.1f} % "
             "of the 16-bit products."
         )
-    return [f"{'Or ' if i else ''}{t[0].lower() if i else t[0]}{t[1:]}" for i, t in enumerate(texts)]
+    return [
+        f"{'Or ' if i else ''}{t[0].lower() if i else t[0]}{t[1:]}" for i, t in enumerate(texts)
+    ]
 
 
 def is_own(place: Place) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -130,6 +131,7 @@ class Watch:
             if exact is None:
                 continue
             error, lost = error_of(t, exact)
+            error = math.inf if lost else error
             self.twin.tags(t)["error"] = error
             tally.made, tally.result = max(tally.made, own), max(tally.result, error)
             tally.of += t.numel()
@@ -153,6 +155,8 @@ class Watch:
 
     def _made(self, step: Step) -> list[float]:
         """Return the error that the op itself adds to each result: it computes in float32."""
+        if step.facts.draws:  # it would draw again
+            return [0.0] * len(step.made)
         inputs = [t.float() if t.dtype in SIXTEEN else t for t, _ in step.given]
         if any(t.dtype not in (torch.float32, torch.float64) for t in inputs if t.dtype in WIDE):
             return [0.0] * len(step.made)
@@ -162,7 +166,8 @@ class Watch:
         found = found or step.again(inputs)
         if found is None:
             return [0.0] * len(step.made)
-        return [error_of(t, f)[0] for (t, _), f in zip(step.made, found, strict=True)]
+        errors = [error_of(t, f) for (t, _), f in zip(step.made, found, strict=True)]
+        return [math.inf if lost else error for error, lost in errors]
 
     # -- events -----------------------------------------------------------------------------------
 
@@ -173,7 +178,8 @@ class Watch:
         if event is not None:
             event.count += 1
             return
-        first, _ = kind not in self._kinds, self._kinds.add(kind)
+        first = kind not in self._kinds
+        self._kinds.add(kind)
         self.events[kind, place, backward, op, key] = Event(
             kind, place, backward, op, text, first=first
         )
@@ -308,9 +314,7 @@ class Watch:
             return
         try:
             out: Any = step.made[0][0] if len(step.made) == 1 else tuple(t for t, _ in step.made)
-            self.products[place.module, low] += int(
-                formula(*step.args, **step.kwargs, out_val=out)
-            )
+            self.products[place.module, low] += int(formula(*step.args, **step.kwargs, out_val=out))
         except Exception:  # a formula for other arguments
             return
 

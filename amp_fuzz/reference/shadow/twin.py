@@ -455,5 +455,3 @@ _SINGLE = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
 def _single(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(_SINGLE[tensor.dtype]) if tensor.dtype in _SINGLE else tensor
-
-
