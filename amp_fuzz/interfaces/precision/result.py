@@ -230,9 +230,9 @@ def _few(texts: Sequence[str]) -> list[str]:
 
 def _kept(result: PrecisionResult) -> Iterator[str]:
     if result.verdict == "casts nothing":
-        text = f"no tensor is on {result.device}, so its autocast casts nothing"
+        text = f"no autocast for {result.device} was on, or it found nothing to cast"
         yield from _labelled("because", [text])
-        yield from _labelled("to do", ["Name the device of the tensors in torch.autocast."])
+        yield from _labelled("to do", ["Open autocast for the device type of the tensors."])
     elif result.raised:
         yield from _labelled("raises", [f"{result.raised}; it runs without autocast"])
     elif harmed := result.harmed:
@@ -281,9 +281,13 @@ def reasons(result: PrecisionResult) -> list[str]:
     places = {e.place for e in told}
     for place in result.culprits:
         if place not in places:
-            own = [s for s in result.statements if s.place == place and s.result < s.given]
+            own = [s for s in result.statements if s.place == place and _loses(s, result)]
             texts += [_loss(min(own, key=lambda s: s.result))] if own else []
     return texts
+
+
+def _loses(s: Statement, result: PrecisionResult) -> bool:
+    return s.result < min(s.given, result.digits)
 
 
 def _loss(s: Statement) -> str:

@@ -178,6 +178,7 @@ class Runs:
                 note(name, tensor)
 
         given = Subject(subject.function, args, kwargs).inputs()
+        before = {name: _written(t) for name, t in {**given, **subject.state()}.items()}
         with entered(self.runtime, Plan(contexts=contexts)):
             result = subject.function(*args, **kwargs)
         outputs = outputs_of(result, numbers=False)
@@ -200,8 +201,13 @@ class Runs:
             if tensor.is_leaf and tensor.requires_grad and tensor.grad is not None:
                 observe(f"{name}.grad", tensor.grad, scale)
         for name, tensor in tensors.items():
-            if not tensor.requires_grad:
+            if not tensor.requires_grad and before.get(name) != _written(tensor):
                 observe(f"{name}{AFTER}", tensor)
+
+
+def _written(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return what is another once a tensor is written to, or exchanged."""
+    return id(tensor), 0 if tensor.is_inference() else tensor._version
 
 
 def _disabled(autocast: Callable[..., Any]) -> Callable[..., Any]:

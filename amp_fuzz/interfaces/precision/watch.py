@@ -116,6 +116,7 @@ class Watch:
         """Take in one op: see `Twin`."""
         place, backward = self.places.now()
         name = step.func.__name__.partition(".")[0]
+        name = "cast" if name == "_to_copy" else name
         tally = self.tallies.setdefault((place, backward), Tally())
         tally.ops[name] += 1
         if step.func is _aten._to_copy.default and step.made:
