@@ -12,6 +12,7 @@ from torch.utils.flop_counter import flop_registry
 
 from amp_fuzz.interfaces.precision.sites import Place, Places
 from amp_fuzz.reference.shadow.copies import WIDE
+from amp_fuzz.reference.shadow.schemas import draws
 from amp_fuzz.reference.shadow.twin import Step, Twin, is_followed
 from amp_fuzz.reference.shadow.written import SIXTEEN, in_method
 
@@ -20,12 +21,16 @@ __all__ = ["Event", "EventKind", "Tally", "Watch", "error_of"]
 _aten = torch.ops.aten
 
 EventKind: TypeAlias = Literal[
-    "overflow", "vanish", "collapse", "constant", "lowered", "stuck", "choice"
+    "overflow", "vanish", "collapse", "constant", "lowered", "stuck", "choice", "raises"
 ]
 _WHOLE = {torch.bfloat16: 256, torch.float16: 2048}
 """Up to here a dtype has every whole number."""
 _CONSTANTS = ("add", "sub", "rsub", "clamp", "clamp_min", "maximum", "fill", "full", "where")
-_CHOOSING = ("argmax", "argmin", "max", "min", "sort", "topk", "kthvalue", "mode", "searchsorted")
+_CHOOSING = (
+    *("argmax", "argmin", "max", "min", "sort", "topk", "kthvalue", "mode", "searchsorted"),
+    *("bucketize", "eq", "ne", "gt", "ge", "lt", "le", "nonzero", "_to_copy"),
+)
+"""Ops whose results of whole numbers and booleans are computed from floats."""
 _ADDING = ("add", "add_", "sub_", "lerp_", "addcmul_", "addcdiv_", "copy_")
 
 
@@ -104,7 +109,7 @@ class Watch:
         self.twin = Twin(self.note)
         self.tallies: dict[tuple[Place, bool], Tally] = {}
         self.events: dict[tuple[Any, ...], Event] = {}
-        self.products: Counter[tuple[str, bool]] = Counter()
+        self.products: Counter[tuple[Place, bool]] = Counter()
         self.casts = 0
         self.choices = 0
         self._kinds: set[str] = set()
@@ -152,7 +157,12 @@ class Watch:
         return self.twin.tags(tensor).get("wide")
 
     def _made(self, step: Step) -> list[float]:
-        """Return the error that the op itself adds to each result: it computes in float32."""
+        """Return the error that the op itself adds to each result: it computes in float32.
+
+        What is drawn at random has none.
+        """
+        if step.facts.draws and draws(step.func, step.args, step.kwargs):
+            return [0.0] * len(step.made)
         inputs = [t.float() if t.dtype in SIXTEEN else t for t, _ in step.given]
         if any(t.dtype not in (torch.float32, torch.float64) for t in inputs if t.dtype in WIDE):
             return [0.0] * len(step.made)
@@ -189,13 +199,18 @@ class Watch:
         name: str,
     ) -> None:
         tally.overflowed += lost
-        exact_inputs = all(
-            exact is None or bool(torch.isfinite(g).all() | ~torch.isfinite(exact).all())
+        if any(
+            exact is not None and bool((torch.isfinite(exact) & ~torch.isfinite(g)).any())
             for g, exact in step.given
-        )
-        if exact_inputs:
-            text = f"{lost} of {t.numel()} elements of {name} leave the range of {_short(t.dtype)}"
-            self._tell("overflow", place, backward, name, text)
+        ):
+            return  # an op before this one is told of
+        some = f"{lost} of {t.numel()} elements of {name}"
+        found = step.again([g.double() if g.dtype in WIDE else g for g, _ in step.given])
+        if found is not None and not all(bool(torch.isfinite(f).all()) for f in found):
+            text = f"{some} are not finite for operands that lost their digits"
+        else:
+            text = f"{some} leave the range of {_short(t.dtype)}"
+        self._tell("overflow", place, backward, name, text)
 
     def _small(
         self,
@@ -280,7 +295,7 @@ class Watch:
             off = int((mine != other).sum()) if mine.shape == other.shape else 0
             if off:
                 self.choices += off
-                text = f"{off} of {mine.numel()} indices of {name} are others for exact numbers"
+                text = f"{off} of {mine.numel()} results of {name} differ from those of exact numbers"
                 self._tell("choice", place, backward, name, text)
 
     def _added(self, step: Step, place: Place, backward: bool, name: str) -> None:
@@ -308,9 +323,7 @@ class Watch:
             return
         try:
             out: Any = step.made[0][0] if len(step.made) == 1 else tuple(t for t, _ in step.made)
-            self.products[place.module, low] += int(
-                formula(*step.args, **step.kwargs, out_val=out)
-            )
+            self.products[place, low] += int(formula(*step.args, **step.kwargs, out_val=out))
         except Exception:  # a formula for other arguments
             return
 
