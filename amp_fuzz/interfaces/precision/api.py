@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
@@ -23,6 +23,7 @@ from amp_fuzz.interfaces.check.arguments import (
     context_list,
 )
 from amp_fuzz.interfaces.check.subject import CheckError, Subject
+from amp_fuzz.interfaces.precision.pasting import code_of
 from amp_fuzz.interfaces.precision.remedy import least
 from amp_fuzz.interfaces.precision.result import (
     Harm,
@@ -36,12 +37,15 @@ from amp_fuzz.interfaces.precision.result import (
     is_own,
 )
 from amp_fuzz.interfaces.precision.runs import Exempt, Loss, Runs, Seen
-from amp_fuzz.interfaces.precision.sites import Place
+from amp_fuzz.interfaces.precision.sites import Place, is_library
 from amp_fuzz.interfaces.precision.watch import Event, Watch, error_of
 from amp_fuzz.reference import load_table, tabled_devices
 from amp_fuzz.reference.state import default_dtype, table_of
+from amp_fuzz.reports.printable import plural
 
 __all__ = ["precision"]
+
+Progress: TypeAlias = Callable[[str, float], None]
 
 _SCALES = (2.0**16, 2.0**12, 2.0**8, 2.0**4)
 _BREAKING = ("stuck",)
@@ -59,6 +63,7 @@ def precision(
     digits: float | None = None,
     seconds: float = 60.0,
     seed: int = 0,
+    progress: Progress | None = None,
 ) -> PrecisionResult:
     """Say what autocast, as documented, does to a callable, where, and the least to exempt.
 
@@ -85,6 +90,7 @@ def precision(
             of the autocast dtype (1.2 for bfloat16, 1.7 for float16).
         seconds: how long to search for the remedy.
         seed: of the random generators, set before each call. Draws are the same in every run.
+        progress: is told what is being done, and which share of `seconds` is spent.
 
     Returns the result; ``str(result)`` is the report.
 
@@ -104,7 +110,8 @@ def precision(
     threads = torch.get_num_threads()
     try:
         runs = Runs(subject, reference.runtime, contexts, backward, loss)
-        found = _Diagnosis(runs, low, digits or digits_in(low) / 2, seconds, start)
+        told = progress or (lambda text, share: None)
+        found = _Diagnosis(runs, low, digits or digits_in(low) / 2, seconds, start, told)
         return found.result(name)
     finally:
         torch.set_num_threads(threads)
@@ -139,11 +146,20 @@ class _Diagnosis:
     """The runs of one call of `precision`, and what they say."""
 
     def __init__(
-        self, runs: Runs, low: torch.dtype, digits: float, seconds: float, start: float
+        self,
+        runs: Runs,
+        low: torch.dtype,
+        digits: float,
+        seconds: float,
+        start: float,
+        progress: Progress,
     ) -> None:
         self.runs, self.low, self.digits = runs, low, digits
-        self.seconds, self.start = seconds, start
+        self.seconds, self.start, self.progress = seconds, start, progress
+        self.searching, self.tries = math.inf, 0
+        progress("running under autocast beside exact copies", 0.0)
         self.seen, self.exact, self.watch = runs.watched()
+        progress("running without autocast", 0.0)
         self.plain = runs.plain()
         if self.plain.raised is not None:
             error = self.plain.raised
@@ -254,17 +270,21 @@ class _Diagnosis:
 
     # -- remedies ---------------------------------------------------------------------------------
 
-    def good(self, seen: Seen) -> bool:
-        """Return whether a run harms nothing."""
-        return not any(v.harm for v in self.values(seen))
+    def good(self, exempt: Exempt = Exempt(), **other: Any) -> bool:
+        """Return whether a run harms nothing; see `Runs.tried`."""
+        spent = max(time.monotonic() - self.searching, 0.0) / max(self.seconds, 1e-9)
+        self.progress(f"looking for a remedy: {plural(self.tries, 'run')}", min(spent, 1.0))
+        self.tries += 1
+        return not any(v.harm for v in self.values(self.runs.tried(exempt, **other)))
 
     def remedy(self) -> tuple[Remedy | None, tuple[str, ...]]:
         """Return the least that is enough, and what was left out of the search."""
+        self.searching = time.monotonic()
         other = torch.float16 if self.low is torch.bfloat16 else torch.bfloat16
         dtype = str(other).removeprefix("torch.") if self._other(other) else ""
         scale = 0.0
         if self.low is torch.float16 and self.runs.backward:
-            scale = next((s for s in _SCALES if self.good(self.runs.tried(scale=s))), 0.0)
+            scale = next((s for s in _SCALES if self.good(scale=s)), 0.0)
         deadline = time.monotonic() + self.seconds
         units = self.units()
         products = self.watch.products
@@ -273,7 +293,7 @@ class _Diagnosis:
         def cost(unit: Place) -> float:
             return products[unit.module, True] / whole if not unit.file else 0.0
 
-        found = least(units, lambda some: self.good(self.runs.tried(_exempt(some))), cost, deadline)
+        found = least(units, lambda some: self.good(_exempt(some)), cost, deadline)
         if found is None:
             text = "no set of its parts is enough in float32: its own code casts to 16 bits"
             alone = Remedy(dtype=dtype, scale=scale)
@@ -282,12 +302,14 @@ class _Diagnosis:
         lines = tuple(p for p in parts if p.file)
         modules = tuple(p.module for p in parts if not p.file)
         share = sum(products[m, True] for m in {p.module for p in parts}) / whole
-        return Remedy(modules, lines, found.proof, found.tried, share, dtype, scale), ()
+        device, roots = self.runs.runtime.device, self.runs.subject.modules
+        code = code_of(lines, modules, device, self.runs.narrow, roots)
+        return Remedy(modules, lines, found.proof, found.tried, share, dtype, scale, code), ()
 
     def _other(self, dtype: torch.dtype) -> bool:
         names = table_of(self.runs.runtime.device).supported_dtypes
         supported = str(dtype).removeprefix("torch.") in names and bool(self.runs.contexts)
-        return supported and self.good(self.runs.tried(dtype=dtype))
+        return supported and self.good(dtype=dtype)
 
     def units(self) -> list[Place]:
         """Return what can be exempted, the most suspicious first: modules, or lines without one."""
@@ -317,7 +339,7 @@ class _Diagnosis:
             rest = [p for p in found if p is not unit]
 
             def enough(some: frozenset[Place], rest: list[Place] = rest) -> bool:
-                return self.good(self.runs.tried(_exempt([*rest, *some])))
+                return self.good(_exempt([*rest, *some]))
 
             fewer = least(lines, enough, lambda line: 0.0, deadline)
             if fewer is not None and len(fewer.parts) < max(len(lines), 2):
@@ -326,11 +348,22 @@ class _Diagnosis:
 
     def lines(self, unit: Place) -> list[Place]:
         """Return the statements of a module of the user's own, the most suspicious first."""
+        if not self.is_own(unit):
+            return []
         events = {e.place for e in self.watch.told()}
         tallies = self.watch.tallies.items()
         places = {p: t.made for (p, back), t in tallies if p.module == unit.module and not back}
         own = [p for p in places if is_own(p)]
         return sorted(own, key=lambda p: (p in events, places[p]), reverse=True)
+
+
+    def is_own(self, unit: Place) -> bool:
+        """Return whether the code of a submodule is the user's; a torch module's line is not."""
+        for prefix, root in self.runs.subject.modules.items():
+            for name, module in root.named_modules():
+                if ".".join(filter(None, (prefix, name))) == unit.module:
+                    return not is_library(type(module).forward.__code__.co_filename)
+        return True
 
 
 _HALF = digits_in(torch.float32) / 2

@@ -22,7 +22,8 @@ from amp_fuzz.interfaces.check.redirect import contexts_of, threads_following
 from amp_fuzz.interfaces.check.subject import Subject
 from amp_fuzz.interfaces.check.trace import followed
 from amp_fuzz.interfaces.precision.in_float32 import run_in_float32
-from amp_fuzz.interfaces.precision.sites import Place, Places, place_here
+from amp_fuzz.interfaces.precision.pasting import names_within, narrow_names
+from amp_fuzz.interfaces.precision.sites import Place, Places, frame_here, place_here
 from amp_fuzz.interfaces.precision.watch import Watch
 from amp_fuzz.patching import patched
 from amp_fuzz.reference.shadow.twin import Redraw, is_followed
@@ -61,7 +62,8 @@ class Runs:
     """Runs of one subject under the reference.
 
     contexts: around the call. loss: makes of what the callable returns what the backward pass
-    starts from; None: its scalar outputs, or else every output, each with small numbers.
+    starts from; None: its scalar outputs, or else every output, each with small numbers. narrow:
+    what exempted lines read that was 16 bits wide.
     """
 
     subject: Subject
@@ -70,6 +72,7 @@ class Runs:
     backward: bool
     loss: Loss | None = None
     drawn: Sequence[Any] = ()
+    narrow: dict[Place, set[str]] = field(default_factory=dict)
 
     # -- kinds of runs ----------------------------------------------------------------------------
 
@@ -106,7 +109,7 @@ class Runs:
             mode = self._redraw()
             if exempt.lines:
                 paths = stack.enter_context(followed(self.subject, lambda *called: None))
-                stack.enter_context(_Lines(exempt.lines, paths, self.runtime.device))
+                stack.enter_context(_Lines(exempt.lines, paths, self.runtime.device, self.narrow))
             return self._run(contexts, scale=scale, mode=mode)
 
     def _redraw(self) -> Callable[[], Any] | None:
@@ -200,16 +203,6 @@ class Runs:
                 observe(f"{name}{AFTER}", tensor)
 
 
-def names_within(prefix: str, names: frozenset[str]) -> frozenset[str]:
-    """Return those paths that are below a prefix, without it."""
-    if not prefix:
-        return names
-    start = f"{prefix}."
-    return frozenset(n.removeprefix(start) for n in names if n.startswith(start)) | frozenset(
-        "" for n in names if n == prefix
-    )
-
-
 def _disabled(autocast: Callable[..., Any]) -> Callable[..., Any]:
     def off(device: str, dtype: Any = None, enabled: bool = True, cache: Any = None) -> Any:
         return autocast(device, dtype, False, cache)
@@ -245,9 +238,15 @@ def _by_hand(watch: Watch, stack: Sequence[str]) -> Iterator[None]:
 class _Lines(TorchFunctionMode):
     """Run the calls of torch of some statements with autocast off, in float32."""
 
-    def __init__(self, lines: frozenset[Place], stack: Sequence[str], device: str) -> None:
+    def __init__(
+        self,
+        lines: frozenset[Place],
+        stack: Sequence[str],
+        device: str,
+        narrow: dict[Place, set[str]],
+    ) -> None:
         super().__init__()
-        self.lines, self.stack, self.device = lines, stack, device
+        self.lines, self.stack, self.device, self.narrow = lines, stack, device, narrow
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -256,6 +255,10 @@ class _Lines(TorchFunctionMode):
         place = place_here(self.stack)
         if place not in self.lines or getattr(func, "__name__", "") in ("__get__", "backward"):
             return func(*args, **kwargs)
+        frame = frame_here()
+        if place is not None and not isinstance(frame, str):
+            self.narrow.setdefault(place, set()).update(narrow_names(frame))
+
         def wide(leaf: Any) -> Any:
             low = isinstance(leaf, torch.Tensor) and leaf.dtype in (torch.float16, torch.bfloat16)
             return leaf.float() if low else leaf
@@ -263,4 +266,3 @@ class _Lines(TorchFunctionMode):
         args, kwargs = tree_map(wide, (args, kwargs))
         with torch.autocast(self.device, enabled=False):
             return func(*args, **kwargs)
-
