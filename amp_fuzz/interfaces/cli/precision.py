@@ -131,7 +131,9 @@ def _made(target: str) -> tuple[Any, ...]:
     found = _called(path, make, f"{name}() raises")
     if not (isinstance(found, tuple) and found and callable(found[0])):
         what = type(found).__name__
-        what = f"{what} of {type(found[0]).__name__}" if isinstance(found, tuple) and found else what
+        what = (
+            f"{what} of {type(found[0]).__name__}" if isinstance(found, tuple) and found else what
+        )
         raise Stopped(f"{target} returns {what}: return a tuple of a callable and its inputs")
     return found
 

@@ -105,7 +105,9 @@ def _widened(file: str, node: ast.stmt, narrow: Collection[str]) -> str:
         # ``x += y`` would round to 16 bits again.
         value = ast.BinOp(_loaded(node.target), node.op, node.value)
         text = ast.unparse(ast.fix_missing_locations(ast.Assign([node.target], value)))
-        return _floated(f"{text}\n".encode().splitlines(keepends=True), ast.parse(text).body[0], narrow)
+        return _floated(
+            f"{text}\n".encode().splitlines(keepends=True), ast.parse(text).body[0], narrow
+        )
     lines = [line.encode() for line in linecache.getlines(file)[node.lineno - 1 : node.end_lineno]]
     return _floated(lines, node, narrow)
 

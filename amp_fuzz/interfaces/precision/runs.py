@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import msgspec
@@ -23,9 +23,10 @@ from amp_fuzz.interfaces.check.subject import Subject
 from amp_fuzz.interfaces.check.trace import followed
 from amp_fuzz.interfaces.precision.in_float32 import run_in_float32
 from amp_fuzz.interfaces.precision.pasting import names_within, narrow_names
-from amp_fuzz.interfaces.precision.sites import Place, Places, frame_here, place_here
+from amp_fuzz.interfaces.precision.sites import Place, Places, frame_here, place_here, raised_at
 from amp_fuzz.interfaces.precision.watch import Watch
 from amp_fuzz.patching import patched
+from amp_fuzz.reference import log_kernels
 from amp_fuzz.reference.shadow.twin import Redraw, is_followed
 from amp_fuzz.reference.shadow.written import calling
 
@@ -50,11 +51,12 @@ class Exempt:
 class Seen:
     """What one run came to: values by name, in their own dtypes; gradients end with ``.grad``.
 
-    raised: the error of the callable, or None.
+    raised: the error of the callable, or None. contexts: those that the callable opened itself.
     """
 
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     raised: Exception | None = None
+    contexts: list[Autocast] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -87,8 +89,11 @@ class Runs:
                 if tensor.is_floating_point() and is_followed(tensor):
                     exact[name] = watch.twin.exact(tensor)
 
-            with _by_hand(watch, stack):
+            with _by_hand(watch, stack), log_kernels() as log:
                 seen = self._run(self.contexts, note=note, mode=lambda: watch.twin)
+        watch.casts = sum(len(call.casts) + call.sets_dtype for call in log)
+        if seen.raised is not None:
+            watch.raised(raised_at(seen.raised, self.subject.paths()), seen.raised)
         self.drawn = watch.twin.drawn
         return seen, exact, watch
 
@@ -138,7 +143,7 @@ class Runs:
     ) -> Seen:
         subject, runtime = self.subject, self.runtime
         kept, seen, restore = subject.kept(), Seen(), restoring()
-        autocast = _disabled(runtime.autocast) if off else runtime.autocast
+        autocast = _told(runtime.autocast, seen.contexts, off=off)
         try:
             with ExitStack() as stack:
                 stack.enter_context(quiet())
@@ -203,11 +208,15 @@ class Runs:
                 observe(f"{name}{AFTER}", tensor)
 
 
-def _disabled(autocast: Callable[..., Any]) -> Callable[..., Any]:
-    def off(device: str, dtype: Any = None, enabled: bool = True, cache: Any = None) -> Any:
-        return autocast(device, dtype, False, cache)
+def _told(autocast: Callable[..., Any], met: list[Autocast], *, off: bool) -> Callable[..., Any]:
+    """Return autocast that notes each context that is opened. off: it casts nothing."""
 
-    return off
+    def context(device: str, dtype: Any = None, enabled: bool = True, cache: Any = None) -> Any:
+        name = None if dtype is None else str(dtype).removeprefix("torch.")
+        met.append(Autocast(enabled=enabled, dtype=name, device=device))
+        return autocast(device, dtype, enabled and not off, cache)
+
+    return context
 
 
 _METHODS = ("double", "float", "to", "type", "type_as")

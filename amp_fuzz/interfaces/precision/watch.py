@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -101,7 +101,10 @@ def _short(dtype: torch.dtype) -> str:
 class Watch:
     """Follows a run with a `Twin`: give `Watch.note` to it.
 
-    state: the storages that live longer than the call (parameters, buffers), as ``_cdata``.
+    state: the storages that live longer than the call (parameters, buffers), as ``_cdata``. casts:
+    how many autocast made. choices: how many results of whole numbers and booleans are others for
+    exact numbers. products: floating-point operations of products, by statement and whether they
+    were in 16 bits.
     """
 
     def __init__(self, places: Places, state: frozenset[int]) -> None:
@@ -267,12 +270,16 @@ class Watch:
         if tensor.dtype is torch.float32 and is_followed(tensor):
             self.twin.tags(tensor)["wide"] = place
 
+    def raised(self, place: Place, error: Exception) -> None:
+        """Tell of the statement that raised an error."""
+        text = f"raises {type(error).__name__}: {error}".partition("\n")[0]
+        self._tell("raises", place, False, "", text)
+
     def _cast(self, step: Step, place: Place, backward: bool) -> None:
-        """Count a cast that autocast makes, and tell of what was made float32 by hand before."""
+        """Tell of a cast that autocast makes of what was made float32 by hand before."""
         (given, exact), (made, _) = step.given[0], step.made[0]
         if made.dtype not in SIXTEEN or exact is None or given.dtype in SIXTEEN or in_method():
             return
-        self.casts += 1
         by = self._by(given)
         if by is not None and not backward and given.dtype is torch.float32:
             text = f"float32 by hand at {by.short}, cast to {_short(made.dtype)} again by autocast"
@@ -295,7 +302,9 @@ class Watch:
             off = int((mine != other).sum()) if mine.shape == other.shape else 0
             if off:
                 self.choices += off
-                text = f"{off} of {mine.numel()} results of {name} differ from those of exact numbers"
+                text = (
+                    f"{off} of {mine.numel()} results of {name} differ from those of exact numbers"
+                )
                 self._tell("choice", place, backward, name, text)
 
     def _added(self, step: Step, place: Place, backward: bool, name: str) -> None:
@@ -326,10 +335,6 @@ class Watch:
             self.products[place, low] += int(formula(*step.args, **step.kwargs, out_val=out))
         except Exception:  # a formula for other arguments
             return
-
-    def by_place(self) -> Mapping[tuple[Place, bool], Tally]:
-        """Return the tallies by statement, and whether they are of its backward pass."""
-        return self.tallies
 
     def told(self, *kinds: EventKind) -> Sequence[Event]:
         """Return the events of some kinds, in order."""
