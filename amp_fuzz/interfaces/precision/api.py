@@ -195,7 +195,7 @@ class _Diagnosis:
             skipped,
             f"{type(raised).__name__}: {raised}" if raised is not None else "",
             time.monotonic() - self.start,
-            tuple(sorted({c.device or device for c in (*self.runs.contexts, *self.seen.contexts)})),
+            self.contexts(device),
         )
 
     # -- values -----------------------------------------------------------------------------------
@@ -259,6 +259,11 @@ class _Diagnosis:
             return list(self.watch.told(*_BREAKING))
         return [e for e in self.watch.told() if e.kind != "choice" or self.parted]
 
+    def contexts(self, device: str) -> tuple[str, ...]:
+        """Return the device types whose autocast the call turns on."""
+        found = (*self.runs.contexts, *self.seen.contexts)
+        return tuple(sorted({c.device or device for c in found if c.enabled}))
+
     def statements(self) -> tuple[Statement, ...]:
         """Return the statements, those that lost most first."""
         found = [
@@ -311,7 +316,9 @@ class _Diagnosis:
 
         found = least(units, lambda some: self.good(_exempt(some)), cost, deadline)
         if found is None:
-            text = "no set of its parts is enough in float32: its own code casts to 16 bits"
+            text = "no set of its parts is enough in float32"
+            if where := ", ".join(place.text for place in self.watch.written):
+                text += f": the code itself casts to 16 bits at {where}"
             alone = Remedy(dtype=dtype, scale=scale)
             return (alone, ()) if dtype or scale else (None, (text,))
         parts = self.refined(found.parts, deadline)

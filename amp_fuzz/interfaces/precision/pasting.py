@@ -89,6 +89,7 @@ def _tree(text: str) -> ast.Module | None:
         return None
 
 
+@lru_cache(maxsize=4096)
 def statement_at(file: str, line: int) -> ast.stmt | None:
     """Return the innermost statement on a line of a file; None if it cannot be read."""
     tree = _tree("".join(linecache.getlines(file)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -11,6 +11,7 @@ import msgspec
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import DefaultDeviceType
 
 from amp_fuzz.backends import prelude
 from amp_fuzz.backends.harness import Runtime, quiet
@@ -28,7 +29,7 @@ from amp_fuzz.interfaces.precision.watch import Watch
 from amp_fuzz.patching import patched
 from amp_fuzz.reference import log_kernels
 from amp_fuzz.reference.shadow.twin import Redraw, is_followed
-from amp_fuzz.reference.shadow.written import calling
+from amp_fuzz.reference.shadow.written import SIXTEEN, calling
 
 __all__ = ["Exempt", "Loss", "Runs", "Seen"]
 
@@ -98,8 +99,24 @@ class Runs:
         return seen, exact, watch
 
     def plain(self) -> Seen:
-        """Run without autocast: contexts of the callable's own cast nothing either."""
-        return self._run((), off=True, mode=self._redraw())
+        """Run in float32: contexts of the callable's own cast nothing either.
+
+        If the code itself casts to 16 bits, run again without these casts. If that raises (a weight
+        may be 16 bits wide), they stay.
+        """
+        with calling() as met:
+            seen = self._run((), off=True, mode=self._redraw())
+        if not met or seen.raised is not None:
+            return seen
+        redraw = self._redraw() or nullcontext
+
+        @contextmanager
+        def mode() -> Iterator[None]:
+            with redraw(), _Uncast():
+                yield
+
+        wide = self._run((), off=True, mode=mode)
+        return seen if wide.raised is not None else wide
 
     def tried(
         self, exempt: Exempt = Exempt(), *, dtype: torch.dtype | None = None, scale: float = 1.0
@@ -150,6 +167,7 @@ class Runs:
                 stack.enter_context(contexts_of(autocast, asked=True))
                 stack.enter_context(threads_following(runtime.follow))
                 stack.enter_context(runtime.scope())
+                stack.enter_context(_taken_for(runtime.device))
                 kept.begin(subject.seed)
                 args, kwargs = subject.fresh(lambda tensor: tensor.detach().clone())
                 if mode is not None:
@@ -219,6 +237,28 @@ def _told(autocast: Callable[..., Any], met: list[Autocast], *, off: bool) -> Ca
     return context
 
 
+@contextmanager
+def _taken_for(device: str) -> Iterator[None]:
+    """Let torch's Python code treat tensors of the CPU as those of a device, if it is another.
+
+    A checkpoint restores the autocast of the device that it infers. Recurrent layers call one op
+    of cuDNN, which autocast knows; the CPU's ops have products that it knows, and oneDNN's has not.
+    """
+    default = DefaultDeviceType.get_device_type()
+    with ExitStack() as stack:
+        DefaultDeviceType.set_device_type(device)
+        stack.callback(DefaultDeviceType.set_device_type, default)
+        for name in _RECURRENT if device != "cpu" else ():
+
+            def layers(*args: Any, _honest: Any = getattr(torch._VF, name)) -> Any:
+                with torch.backends.mkldnn.flags(enabled=False):
+                    return _honest(*args)
+
+            stack.enter_context(patched(torch._VF, name, layers))
+        yield
+
+
+_RECURRENT = ("gru", "lstm", "rnn_relu", "rnn_tanh")
 _METHODS = ("double", "float", "to", "type", "type_as")
 
 
@@ -242,6 +282,24 @@ def _by_hand(watch: Watch, stack: Sequence[str]) -> Iterator[None]:
             exits.enter_context(patched(torch.Tensor, name, method))
         exits.enter_context(calling())  # around them: it looks at who calls
         yield
+
+
+class _Uncast(TorchFunctionMode):
+    """Have calls of torch that ask for 16 bits give float32."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in ("bfloat16", "half"):
+            return torch.Tensor.float(*args)
+        args, kwargs = tree_map(
+            lambda leaf: (
+                torch.float32 if isinstance(leaf, torch.dtype) and leaf in SIXTEEN else leaf
+            ),
+            (args, kwargs or {}),
+        )
+        return func(*args, **kwargs)
 
 
 class _Lines(TorchFunctionMode):

@@ -39,8 +39,8 @@ class Tally:
     """What the ops of one statement lost, forward or backward.
 
     given, made, result: the largest relative error (the Euclidean norm of a tensor's error over
-    that of the exact tensor) of what an op was given, of what it added itself, and of what it
-    returned. overflowed, flushed, of: how many elements became infinite or NaN, and 0, though they
+    that of the exact tensor) of what other statements gave it, of what an op added itself, and of
+    what an op returned. overflowed, flushed, of: how many elements became infinite or NaN, and 0, though they
     exactly are neither; and of how many. low: elements that are 16 bits wide. ops: their names.
     """
 
@@ -102,7 +102,7 @@ class Watch:
     """Follows a run with a `Twin`: give `Watch.note` to it.
 
     state: the storages that live longer than the call (parameters, buffers), as ``_cdata``. casts:
-    how many autocast made. choices: how many results of whole numbers and booleans are others for
+    how many autocast made. written: the statements that cast to 16 bits by hand. choices: how many results of whole numbers and booleans are others for
     exact numbers. products: floating-point operations of products, by statement and whether they
     were in 16 bits.
     """
@@ -114,6 +114,7 @@ class Watch:
         self.events: dict[tuple[Any, ...], Event] = {}
         self.products: Counter[tuple[Place, bool]] = Counter()
         self.casts = 0
+        self.written: dict[Place, None] = {}
         self.choices = 0
         self._kinds: set[str] = set()
 
@@ -127,7 +128,10 @@ class Watch:
         tally.ops[name] += 1
         if step.func is _aten._to_copy.default and step.made:
             self._cast(step, place, backward)
-        given = max((self._known(t) for t, exact in step.given if exact is not None), default=0.0)
+        here = place, backward
+        given = max(
+            (self._known(t, here) for t, exact in step.given if exact is not None), default=0.0
+        )
         low = any(t.dtype in SIXTEEN for t, _ in step.made)
         made = self._made(step) if low else [0.0] * len(step.made)
         tally.given = max(tally.given, given)
@@ -138,7 +142,7 @@ class Watch:
             if exact is None:
                 continue
             error, lost = error_of(t, exact)
-            self.twin.tags(t)["error"] = error
+            self.twin.tags(t).update(error=error, here=here)
             tally.made, tally.result = max(tally.made, own), max(tally.result, error)
             tally.of += t.numel()
             tally.low += t.numel() if t.dtype in SIXTEEN else 0
@@ -152,8 +156,10 @@ class Watch:
             self._added(step, place, backward, name)
         self._count(step, place, low)
 
-    def _known(self, tensor: torch.Tensor) -> float:
-        return float(self.twin.tags(tensor).get("error", 0.0))
+    def _known(self, tensor: torch.Tensor, here: tuple[Place, bool]) -> float:
+        """Return the error of an operand; 0 if the same statement made it, as in a loop."""
+        tags = self.twin.tags(tensor)
+        return 0.0 if tags.get("here") == here else float(tags.get("error", 0.0))
 
     def _by(self, tensor: torch.Tensor) -> Place | None:
         """Return where the user's code made a tensor float32 by hand, or what it is made of."""
@@ -278,6 +284,8 @@ class Watch:
     def _cast(self, step: Step, place: Place, backward: bool) -> None:
         """Tell of a cast that autocast makes of what was made float32 by hand before."""
         (given, exact), (made, _) = step.given[0], step.made[0]
+        if made.dtype in SIXTEEN and in_method() and place.file:
+            self.written.setdefault(place)
         if made.dtype not in SIXTEEN or exact is None or given.dtype in SIXTEEN or in_method():
             return
         by = self._by(given)
