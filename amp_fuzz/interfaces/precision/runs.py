@@ -87,11 +87,12 @@ class Runs:
             with _by_hand(watch, stack):
                 seen = self._run(self.contexts, note=note, mode=lambda: watch.twin)
         self.drawn = watch.twin.drawn
+        watch.twin.forget()
         return seen, exact, watch
 
     def plain(self) -> Seen:
         """Run without autocast: contexts of the callable's own cast nothing either."""
-        return self._run((), off=True, mode=self._redraw())
+        return self._run((), off=True, mode=self._redraw() if self.drawn else None)
 
     def tried(
         self, exempt: Exempt = Exempt(), *, dtype: torch.dtype | None = None, scale: float = 1.0
@@ -109,8 +110,8 @@ class Runs:
                 stack.enter_context(_Lines(exempt.lines, paths, self.runtime.device))
             return self._run(contexts, scale=scale, mode=mode)
 
-    def _redraw(self) -> Callable[[], Any] | None:
-        return (lambda: Redraw(self.drawn)) if self.drawn else None
+    def _redraw(self) -> Callable[[], Any]:
+        return lambda: Redraw(self.drawn)
 
     @contextmanager
     def _without(self, names: frozenset[str]) -> Iterator[None]:
@@ -169,7 +170,12 @@ class Runs:
         def observe(name: str, tensor: torch.Tensor, by: float = 1.0) -> None:
             if tensor.layout is not torch.strided:
                 tensor = tensor.to_dense()
-            seen.values[name] = tensor.detach().clone() if by == 1 else tensor.detach() / by
+            own = tensor.detach()
+            if by != 1:
+                own = own / by
+            elif not name.endswith(".grad"):  # those are of this run alone
+                own = own.clone()
+            seen.values[name] = own
             if note is not None:
                 note(name, tensor)
 
