@@ -96,6 +96,7 @@ class Runs:
         if seen.raised is not None:
             watch.raised(raised_at(seen.raised, self.subject.paths()), seen.raised)
         self.drawn = watch.twin.drawn
+        watch.twin.forget()
         return seen, exact, watch
 
     def plain(self) -> Seen:
@@ -104,11 +105,11 @@ class Runs:
         If the code itself casts to 16 bits, run again without these casts. If that raises (a weight
         may be 16 bits wide), they stay.
         """
+        redraw = self._redraw() if self.drawn else nullcontext
         with calling() as met:
-            seen = self._run((), off=True, mode=self._redraw())
+            seen = self._run((), off=True, mode=redraw)
         if not met or seen.raised is not None:
             return seen
-        redraw = self._redraw() or nullcontext
 
         @contextmanager
         def mode() -> Iterator[None]:
@@ -134,8 +135,8 @@ class Runs:
                 stack.enter_context(_Lines(exempt.lines, paths, self.runtime.device, self.narrow))
             return self._run(contexts, scale=scale, mode=mode)
 
-    def _redraw(self) -> Callable[[], Any] | None:
-        return (lambda: Redraw(self.drawn)) if self.drawn else None
+    def _redraw(self) -> Callable[[], Any]:
+        return lambda: Redraw(self.drawn)
 
     @contextmanager
     def _without(self, names: frozenset[str]) -> Iterator[None]:
@@ -195,7 +196,12 @@ class Runs:
         def observe(name: str, tensor: torch.Tensor, by: float = 1.0) -> None:
             if tensor.layout is not torch.strided:
                 tensor = tensor.to_dense()
-            seen.values[name] = tensor.detach().clone() if by == 1 else tensor.detach() / by
+            own = tensor.detach()
+            if by != 1:
+                own = own / by
+            elif not name.endswith(".grad"):  # those are of this run alone
+                own = own.clone()
+            seen.values[name] = own
             if note is not None:
                 note(name, tensor)
 
