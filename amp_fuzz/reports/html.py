@@ -101,9 +101,7 @@ def pages(view: View, audit: Audit | None = None) -> dict[str, str]:
 
 
 def _page(template: str, view: View, **facts: object) -> str:
-    return rendered(
-        template, view=view, share=share, size=_size, shade=shade, far=far, **facts
-    )
+    return rendered(template, view=view, share=share, size=_size, shade=shade, far=far, **facts)
 
 
 def rendered(template: str, **facts: object) -> str:

@@ -142,7 +142,8 @@ def _imported(path: Path) -> Any:
     # As `python FILE` does: modules beside it can be imported, and linecache finds its lines.
     sys.path.insert(0, str(path.absolute().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path.absolute())
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
     spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""The fixtures `amp_check`, `amp_check_op`, `amp_precision`: functions with the project's defaults."""
+"""The fixtures: `check`, `check_op` and `precision` with the project's defaults."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def amp_check_op(request: pytest.FixtureRequest) -> AmpCheck[OpResult]:
 
 
 def amp_precision(request: pytest.FixtureRequest) -> AmpCheck[PrecisionResult]:
-    """Return the fixture that measures what autocast costs; its options are the marker and a seed."""
+    """Return the fixture that measures: of the options only the seed is one of its own."""
     keywords = _keywords(precision)
     defaults = _defaults(request, precision)
     return AmpCheck(precision, {n: v for n, v in defaults.items() if n in keywords})

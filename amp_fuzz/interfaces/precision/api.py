@@ -50,6 +50,7 @@ Progress: TypeAlias = Callable[[str, float], None]
 
 _SCALES = (2.0**16, 2.0**12, 2.0**8, 2.0**4)
 _BREAKING = ("stuck",)
+_NONE = Exempt()
 
 
 def precision(
@@ -241,7 +242,8 @@ class _Diagnosis:
         elif digits_of(error) < self.digits:
             harm = "digits"
         dtype = str(value.dtype).removeprefix("torch.")
-        return Value(name, dtype, digits_of(error), digits_in(self.low), digits_of(without), harm)
+        digits = 0.0 if gone else digits_of(error)
+        return Value(name, dtype, digits, digits_in(self.low), digits_of(without), harm)
 
     def verdict(self, values: Sequence[Value], events: Sequence[Event]) -> Verdict:
         """Return the verdict."""
@@ -292,7 +294,7 @@ class _Diagnosis:
 
     # -- remedies ---------------------------------------------------------------------------------
 
-    def good(self, exempt: Exempt = Exempt(), **other: Any) -> bool:
+    def good(self, exempt: Exempt = _NONE, **other: Any) -> bool:
         """Return whether a run harms nothing; see `Runs.tried`."""
         spent = max(time.monotonic() - self.searching, 0.0) / max(self.seconds, 1e-9)
         self.progress(f"looking for a remedy: {plural(self.tries, 'run')}", min(spent, 1.0))
@@ -326,7 +328,7 @@ class _Diagnosis:
         modules = tuple(p.module for p in parts if not p.file)
         share = sum(map(self.products, parts)) / whole
         device, roots = self.runs.runtime.device, self.runs.subject.modules
-        code = code_of(lines, modules, device, self.runs.narrow, roots)
+        code = code_of(lines, modules, device, self.runs.names, roots)
         return Remedy(modules, lines, found.proof, found.tried, share, dtype, scale, code), ()
 
     def products(self, unit: Place) -> int:

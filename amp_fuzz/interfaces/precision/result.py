@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from amp_fuzz.interfaces.precision.pasting import grouped
 from amp_fuzz.interfaces.precision.remedy import Proof
 from amp_fuzz.interfaces.precision.sites import Place, is_library
 from amp_fuzz.interfaces.precision.watch import Event
@@ -332,7 +333,7 @@ def remedies(result: PrecisionResult) -> list[str]:
         texts.append(f"Scale the loss by {remedy.scale:g} (torch.amp.GradScaler).")
     if remedy.dtype:
         texts.append(f"Autocast to {remedy.dtype}.")
-    names = [*(p.text for p in remedy.lines), *(m or result.name for m in remedy.modules)]
+    names = _few([*grouped(remedy.lines), *(m or result.name for m in remedy.modules)])
     if names:
         proof = {
             "least": f"no smaller set is enough ({plural(remedy.tried, 'set')} tried)",

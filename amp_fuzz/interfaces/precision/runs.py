@@ -1,10 +1,11 @@
-"""Run a subject once: under autocast with exact copies, without autocast, or with parts exempted."""
+"""Run a subject once: under autocast beside exact copies, without it, or with parts exempted."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, TypeAlias
 
 import msgspec
@@ -23,7 +24,7 @@ from amp_fuzz.interfaces.check.redirect import contexts_of, threads_following
 from amp_fuzz.interfaces.check.subject import Subject
 from amp_fuzz.interfaces.check.trace import followed
 from amp_fuzz.interfaces.precision.in_float32 import run_in_float32
-from amp_fuzz.interfaces.precision.pasting import names_within, narrow_names
+from amp_fuzz.interfaces.precision.pasting import Names, names_in, names_within
 from amp_fuzz.interfaces.precision.sites import Place, Places, frame_here, place_here, raised_at
 from amp_fuzz.interfaces.precision.watch import Watch
 from amp_fuzz.patching import patched
@@ -65,8 +66,8 @@ class Runs:
     """Runs of one subject under the reference.
 
     contexts: around the call. loss: makes of what the callable returns what the backward pass
-    starts from; None: its scalar outputs, or else every output, each with small numbers. narrow:
-    what exempted lines read that was 16 bits wide.
+    starts from; None: its scalar outputs, or else every output, each with small numbers. names:
+    what exempted lines read.
     """
 
     subject: Subject
@@ -75,7 +76,7 @@ class Runs:
     backward: bool
     loss: Loss | None = None
     drawn: Sequence[Any] = ()
-    narrow: dict[Place, set[str]] = field(default_factory=dict)
+    names: dict[Place, Names] = field(default_factory=dict)
 
     # -- kinds of runs ----------------------------------------------------------------------------
 
@@ -132,7 +133,7 @@ class Runs:
             mode = self._redraw()
             if exempt.lines:
                 paths = stack.enter_context(followed(self.subject, lambda *called: None))
-                stack.enter_context(_Lines(exempt.lines, paths, self.runtime.device, self.narrow))
+                stack.enter_context(_Lines(exempt.lines, paths, self.runtime.device, self.names))
             return self._run(contexts, scale=scale, mode=mode)
 
     def _redraw(self) -> Callable[[], Any]:
@@ -316,10 +317,11 @@ class _Lines(TorchFunctionMode):
         lines: frozenset[Place],
         stack: Sequence[str],
         device: str,
-        narrow: dict[Place, set[str]],
+        names: dict[Place, Names],
     ) -> None:
         super().__init__()
-        self.lines, self.stack, self.device, self.narrow = lines, stack, device, narrow
+        self.lines, self.stack, self.device, self.names = lines, stack, device, names
+        self.met: set[Place] = set()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -329,8 +331,9 @@ class _Lines(TorchFunctionMode):
         if place not in self.lines or getattr(func, "__name__", "") in ("__get__", "backward"):
             return func(*args, **kwargs)
         frame = frame_here()
-        if place is not None and not isinstance(frame, str):
-            self.narrow.setdefault(place, set()).update(narrow_names(frame))
+        if place not in self.met and isinstance(frame, FrameType):
+            self.met.add(place)
+            self.names[place] = self.names.get(place, Names()) | names_in(frame)
 
         def wide(leaf: Any) -> Any:
             low = isinstance(leaf, torch.Tensor) and leaf.dtype in (torch.float16, torch.bfloat16)

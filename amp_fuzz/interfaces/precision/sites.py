@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch.autograd import graph
@@ -132,7 +132,7 @@ class Places:
 
     def now(self) -> tuple[Place, bool]:
         """Return the place of the op that runs, and whether a backward pass runs it."""
-        node = torch._C._current_autograd_node()
+        node: Any = torch._C._current_autograd_node()
         found = place_here(self._stack)
         if found is not None:
             number = torch.autograd._get_sequence_nr()

@@ -160,6 +160,7 @@ class Watch:
             if exact is None:
                 continue
             error, lost = error_of(t, exact)
+            error = math.inf if lost else error
             self.twin.tags(t).update(error=error, here=here)
             tally.made, tally.result = max(tally.made, own), max(tally.result, error)
             tally.of += t.numel()
@@ -202,7 +203,8 @@ class Watch:
         found = found or step.again(inputs)
         if found is None:
             return [0.0] * len(step.made)
-        return [error_of(t, f)[0] for (t, _), f in zip(step.made, found, strict=True)]
+        errors = [error_of(t, f) for (t, _), f in zip(step.made, found, strict=True)]
+        return [math.inf if lost else error for error, lost in errors]
 
     # -- events -----------------------------------------------------------------------------------
 
@@ -213,7 +215,8 @@ class Watch:
         if event is not None:
             event.count += 1
             return
-        first, _ = kind not in self._kinds, self._kinds.add(kind)
+        first = kind not in self._kinds
+        self._kinds.add(kind)
         self.events[kind, place, backward, op, key] = Event(
             kind, place, backward, op, text, first=first
         )
