@@ -39,17 +39,17 @@ from amp_fuzz.interfaces.precision.result import (
 )
 from amp_fuzz.interfaces.precision.runs import Exempt, Loss, Runs, Seen
 from amp_fuzz.interfaces.precision.sites import Place, is_library
-from amp_fuzz.interfaces.precision.watch import Event, error_of
+from amp_fuzz.interfaces.precision.watch import Event, EventKind, error_of
 from amp_fuzz.reference import load_table, tabled_devices
 from amp_fuzz.reference.state import default_dtype, table_of
 from amp_fuzz.reports.printable import plural
 
-__all__ = ["precision"]
+__all__ = ["diagnose", "precision"]
 
 Progress: TypeAlias = Callable[[str, float], None]
 
 _SCALES = (2.0**16, 2.0**12, 2.0**8, 2.0**4)
-_BREAKING = ("stuck",)
+_BREAKING: tuple[EventKind, ...] = ("stuck",)
 _NONE = Exempt()
 
 
@@ -70,10 +70,10 @@ def precision(
     """Say what autocast, as documented, does to a callable, where, and the least to exempt.
 
     The callable runs once under the reference, with an exact copy (float64) of each tensor beside
-    it, and once without autocast. A value is harmed if autocast leaves it fewer digits than asked,
-    makes it infinite, NaN or 0, and float32 without autocast does not. Parts of the callable are
-    then exempted from autocast, in runs without exact copies, until the least set is found that
-    leaves nothing harmed.
+    it, and once in float32: without autocast, and without casts to 16 bits that its code writes. A
+    value is harmed if autocast leaves it fewer digits than asked, makes it infinite, NaN or 0, and
+    float32 does not. Parts of the callable are then exempted from autocast, in runs without exact
+    copies, until the least set is found that leaves nothing harmed.
 
     Args:
         function: a `torch.nn.Module`, or any callable, as `check` takes it. All that a call changes
@@ -90,7 +90,7 @@ def precision(
             numbers as gradients.
         digits: how many decimal digits each output and gradient has to keep; None is half of those
             of the autocast dtype (1.2 for bfloat16, 1.7 for float16).
-        seconds: how long to search for the remedy.
+        seconds: how long to search for the remedy; 0 for no search.
         seed: of the random generators, set before each call. Draws are the same in every run.
         progress: is told what is being done, and which share of `seconds` is spent.
 
@@ -101,22 +101,43 @@ def precision(
     """
     check_arguments(kwargs=kwargs, backward=backward, seed=seed)
     check_surroundings(backward=backward)
+    if not seconds >= 0:
+        raise CheckError(f"seconds={seconds!r}: use a number from 0")
     if digits is not None and not 0 < digits < 8:
         raise CheckError(f"digits={digits!r}: use a number of decimal digits between 0 and 8")
-    start = time.monotonic()
     subject = Subject.of(function, inputs, kwargs, seed)
-    reference = _reference(subject, device)
     (contexts,) = context_list([autocast])
+    return diagnose(
+        subject,
+        device,
+        contexts,
+        backward=backward,
+        loss=loss,
+        digits=digits,
+        seconds=seconds,
+        progress=progress,
+    )
+
+
+def diagnose(
+    subject: Subject,
+    device: str | None,
+    contexts: tuple[Autocast, ...],
+    *,
+    backward: bool,
+    loss: Loss | None = None,
+    digits: float | None = None,
+    seconds: float,
+    progress: Progress | None = None,
+) -> PrecisionResult:
+    """Say what autocast does to a subject: see `precision`."""
+    start = time.monotonic()
+    reference = _reference(subject, device)
     name = reference.runtime.device
     asked = _dtype(contexts, name) if contexts else None
-    threads = torch.get_num_threads()
-    try:
-        runs = Runs(subject, reference.runtime, contexts, backward, loss)
-        told = progress or (lambda text, share: None)
-        found = _Diagnosis(runs, asked, digits, seconds, start, told)
-        return found.result(name)
-    finally:
-        torch.set_num_threads(threads)
+    runs = Runs(subject, reference.runtime, contexts, backward, loss)
+    told = progress or (lambda text, share: None)
+    return _Diagnosis(runs, asked, digits, seconds, start, told).result(name)
 
 
 def _reference(subject: Subject, device: str | None) -> ReferenceRuntime:
@@ -180,7 +201,7 @@ class _Diagnosis:
         verdict = self.verdict(values, events)
         remedy, skipped = None, self.skipped()
         if verdict in ("breaks", "loses digits") and any(v.harm for v in values):
-            remedy, why = self.remedy()
+            remedy, why = self.remedy() if self.seconds else (None, ("the search: seconds=0",))
             skipped += why
         raised = self.seen.raised
         return PrecisionResult(
@@ -235,8 +256,8 @@ class _Diagnosis:
         harm: Harm = ""
         if gone and bool(torch.isfinite(plain).all()):
             harm = "not finite"
-        elif digits_of(without) < _HALF:
-            harm = ""  # float32 has no digits either
+        elif digits_of(without) < _HALF or not exact.any():
+            harm = ""  # float32 has no digits either, or there are none: it is exactly 0
         elif value.numel() and not value.any() and plain.any():
             harm = "vanishes"
         elif digits_of(error) < self.digits:

@@ -156,6 +156,19 @@ class PrecisionResult:
             found |= dict.fromkeys(s.place for s in lost if s.result < self.digits <= s.given)
         return tuple(found)
 
+    @property
+    def advice(self) -> str:
+        """The least remedy in one sentence, or "" if there is none."""
+        remedy = self.remedy
+        if remedy is None:
+            return ""
+        if remedy.scale:
+            return f"Scale the loss by {remedy.scale:g} (torch.amp.GradScaler)."
+        names = [*(p.text for p in remedy.lines), *(m or self.name for m in remedy.modules)]
+        if names:
+            return f"Run {', '.join(names)} in float32 with autocast off."
+        return f"Autocast to {remedy.dtype}." if remedy.dtype else ""
+
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain data; infinities as strings."""
         return json.loads(json.dumps(_plain(asdict(self))))  # type: ignore[no-any-return]

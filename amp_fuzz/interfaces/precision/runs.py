@@ -256,13 +256,17 @@ def _taken_for(device: str) -> Iterator[None]:
         DefaultDeviceType.set_device_type(device)
         stack.callback(DefaultDeviceType.set_device_type, default)
         for name in _RECURRENT if device != "cpu" else ():
-
-            def layers(*args: Any, _honest: Any = getattr(torch._VF, name)) -> Any:
-                with torch.backends.mkldnn.flags(enabled=False):
-                    return _honest(*args)
-
+            layers = _without_onednn(getattr(torch._VF, name))
             stack.enter_context(patched(torch._VF, name, layers))
         yield
+
+
+def _without_onednn(layers: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        with torch.backends.mkldnn.flags(enabled=False):
+            return layers(*args)
+
+    return run
 
 
 _RECURRENT = ("gru", "lstm", "rnn_relu", "rnn_tanh")

@@ -135,7 +135,7 @@ class Places:
         node: Any = torch._C._current_autograd_node()
         found = place_here(self._stack)
         if found is not None:
-            number = torch.autograd._get_sequence_nr()
+            number = torch._C._autograd._get_sequence_nr()
             if node is None and (not self._numbers or number > self._numbers[-1]):
                 self._numbers.append(number)
                 self._places.append(found)

@@ -22,7 +22,14 @@ __all__ = ["Event", "EventKind", "Tally", "Watch", "error_of"]
 _aten = torch.ops.aten
 
 EventKind: TypeAlias = Literal[
-    "overflow", "vanish", "collapse", "constant", "lowered", "stuck", "choice", "raises"
+    "overflow",
+    "vanish",
+    "collapse",
+    "constant",
+    "lowered",
+    "stuck",
+    "choice",
+    "raises",
 ]
 _WHOLE = {torch.bfloat16: 256, torch.float16: 2048}
 """Up to here a dtype has every whole number."""
@@ -120,9 +127,9 @@ class Watch:
     """Follows a run with a `Twin`: give `Watch.note` to it.
 
     state: the storages that live longer than the call (parameters, buffers), as ``_cdata``. casts:
-    how many autocast made. written: the statements that cast to 16 bits by hand. choices: how many results of whole numbers and booleans are others for
-    exact numbers. products: floating-point operations of products, by statement and whether they
-    were in 16 bits.
+    how many autocast made. written: the statements that cast to 16 bits by hand. choices: how many
+    results of whole numbers and booleans are others for exact numbers. products: floating-point
+    operations of products, by statement and whether they were in 16 bits.
     """
 
     def __init__(self, places: Places, state: frozenset[int]) -> None:
