@@ -98,7 +98,8 @@ class PrecisionResult:
     the call. statements: where digits were lost, the worst first. events: what statements did:
     overflow, values that vanish or become equal, constants that are 0 in 16 bits, operands that
     were float32 by hand and were cast again. remedy: None if nothing is to mend, or if nothing was
-    found. skipped: what was not done, and why.
+    found. skipped: what was not done, and why. contexts: the device types whose autocast the call
+    enters.
     """
 
     name: str
@@ -113,6 +114,7 @@ class PrecisionResult:
     skipped: tuple[str, ...] = ()
     raised: str = ""
     seconds: float = 0.0
+    contexts: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -135,15 +137,37 @@ class PrecisionResult:
 
     @property
     def culprits(self) -> tuple[Place, ...]:
-        """The statements to look at first: those of the remedy, then those of the events."""
-        found: dict[Place, None] = {}
-        if self.remedy is not None:
-            found |= dict.fromkeys(self.remedy.lines)
-            for module in self.remedy.modules:
-                places = [s.place for s in self.statements if s.place.module == module]
-                found |= dict.fromkeys(places or [Place(module)])
-        found |= dict.fromkeys(e.place for e in self.events if e.kind != "lowered")
+        """The statements to look at first.
+
+        Those of the remedy; then of its submodules those with an event, and the one where most
+        digits are lost; then those of the other events, and where values fall below what is asked.
+        """
+        remedy = self.remedy or Remedy()
+        told = [e.place for e in self.events if e.kind != "lowered" and e.place.file]
+        own = [s for s in self.statements if s.place.file]
+        lost = sorted(own, key=lambda s: s.result - min(s.given, 8.0))
+        found = dict.fromkeys(remedy.lines)
+        found |= dict.fromkeys(p for p in told if p.module in remedy.modules)
+        for module in remedy.modules:
+            places = [s.place for s in lost if s.place.module == module]
+            found |= dict.fromkeys([*places, Place(module)][:1])
+        found |= dict.fromkeys(told)
+        if self.harmed:
+            found |= dict.fromkeys(s.place for s in lost if s.result < self.digits <= s.given)
         return tuple(found)
+
+    @property
+    def advice(self) -> str:
+        """The least remedy in one sentence, or "" if there is none."""
+        remedy = self.remedy
+        if remedy is None:
+            return ""
+        if remedy.scale:
+            return f"Scale the loss by {remedy.scale:g} (torch.amp.GradScaler)."
+        names = [*(p.text for p in remedy.lines), *(m or self.name for m in remedy.modules)]
+        if names:
+            return f"Run {', '.join(names)} in float32 with autocast off."
+        return f"Autocast to {remedy.dtype}." if remedy.dtype else ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain data; infinities as strings."""
@@ -230,9 +254,10 @@ def _few(texts: Sequence[str]) -> list[str]:
 
 def _kept(result: PrecisionResult) -> Iterator[str]:
     if result.verdict == "casts nothing":
-        text = f"no autocast for {result.device} was on, or it found nothing to cast"
-        yield from _labelled("because", [text])
-        yield from _labelled("to do", ["Open autocast for the device type of the tensors."])
+        yield from _labelled("because", [_idle(result)])
+        if result.device not in result.contexts:
+            text = f'Open torch.autocast("{result.device}") around the call.'
+            yield from _labelled("to do", [text])
     elif result.raised:
         yield from _labelled("raises", [f"{result.raised}; it runs without autocast"])
     elif harmed := result.harmed:
@@ -240,6 +265,16 @@ def _kept(result: PrecisionResult) -> Iterator[str]:
     else:
         worst = [said_of(v, result.digits) for v in _worst(result.values)]
         yield from _labelled("keeps", worst)
+
+
+def _idle(result: PrecisionResult) -> str:
+    """Return why autocast casts nothing."""
+    where = f"the tensors of the call are on {result.device}"
+    if not result.contexts:
+        return f"{where}, and the call opens no autocast"
+    if result.device not in result.contexts:
+        return f"{where}, and autocast is on for {' and '.join(result.contexts)} only"
+    return f"no op of the call gets an operand that autocast on {result.device} would cast"
 
 
 def _worst(values: Sequence[Value]) -> list[Value]:

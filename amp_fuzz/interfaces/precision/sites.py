@@ -7,7 +7,7 @@ import os
 import sys
 import sysconfig
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from torch.autograd import graph
 
 import amp_fuzz
 
-__all__ = ["Place", "Places", "frame_here", "is_library", "place_here"]
+__all__ = ["Place", "Places", "frame_here", "is_library", "place_here", "raised_at"]
 
 _SKIPPED = (
     str(Path(amp_fuzz.__file__).parent) + os.sep,
@@ -99,6 +99,24 @@ CALLING = "_drive"
 """The function of this package that calls the user's code."""
 
 
+def raised_at(error: BaseException, paths: Mapping[torch.nn.Module, str]) -> Place:
+    """Return the statement of the user's code that raised an error, by its traceback.
+
+    paths: of the submodules.
+    """
+    found, at = Place(""), error.__traceback__
+    while at is not None:
+        code, module = at.tb_frame.f_code, found.module
+        owner = at.tb_frame.f_locals.get("self")
+        if isinstance(owner, torch.nn.Module):
+            module = paths.get(owner, module)
+        file, line = found.file, found.line
+        if not _skipped(code.co_filename):
+            file, line = code.co_filename, at.tb_lineno
+        found, at = Place(module, file, line), at.tb_next
+    return found
+
+
 class Places:
     """Finds the place of each op of a run, as it runs.
 
@@ -117,7 +135,7 @@ class Places:
         node: Any = torch._C._current_autograd_node()
         found = place_here(self._stack)
         if found is not None:
-            number = torch.autograd._get_sequence_nr()
+            number = torch._C._autograd._get_sequence_nr()
             if node is None and (not self._numbers or number > self._numbers[-1]):
                 self._numbers.append(number)
                 self._places.append(found)
