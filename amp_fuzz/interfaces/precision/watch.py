@@ -36,7 +36,7 @@ _WHOLE = {torch.bfloat16: 256, torch.float16: 2048}
 _CONSTANTS = ("add", "sub", "rsub", "clamp", "clamp_min", "maximum", "fill", "full", "where")
 _CHOOSING = (
     *("argmax", "argmin", "max", "min", "sort", "topk", "kthvalue", "mode", "searchsorted"),
-    *("bucketize", "eq", "ne", "gt", "ge", "lt", "le", "nonzero", "_to_copy"),
+    *("bucketize", "eq", "ne", "gt", "ge", "lt", "le", "nonzero", "cast"),
 )
 """Ops whose results of whole numbers and booleans are computed from floats."""
 _ADDING = ("add", "add_", "sub_", "lerp_", "addcmul_", "addcdiv_", "copy_")
