@@ -207,9 +207,7 @@ class _Diagnosis:
         elif digits_of(error) < self.digits:
             harm = "digits"
         dtype = str(value.dtype).removeprefix("torch.")
-        return Value(
-            name, dtype, digits_of(error), digits_in(self.low), digits_of(without), harm
-        )
+        return Value(name, dtype, digits_of(error), digits_in(self.low), digits_of(without), harm)
 
     def verdict(self, values: Sequence[Value], events: Sequence[Event]) -> Verdict:
         """Return the verdict."""

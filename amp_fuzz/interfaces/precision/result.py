@@ -207,7 +207,9 @@ def _value(value: Value) -> str:
     without = f"{min(value.without, value_digits('float32')):.1f} without autocast"
     if value.harm in _HARMS:
         return f"{value.name} {_HARMS[value.harm]} ({without})"
-    return f"{value.name} has {min(value.digits, value.of):.1f} of {value.of:.1f} digits ({without})"
+    return (
+        f"{value.name} has {min(value.digits, value.of):.1f} of {value.of:.1f} digits ({without})"
+    )
 
 
 def value_digits(dtype: str) -> float:
@@ -272,7 +274,9 @@ def code_of(result: PrecisionResult) -> list[str]:
     if remedy.modules:
         names = ", ".join(map(repr, remedy.modules))
         text = inspect.getsource(in_float32)
-        body = text[text.index("def run_in_float32") :].replace("  # type: ignore[no-untyped-def]", "")
+        body = text[text.index("def run_in_float32") :].replace(
+            "  # type: ignore[no-untyped-def]", ""
+        )
         lines += [f"    {line}".rstrip() for line in body.strip().splitlines()]
         lines += ["", f'    run_in_float32(model, {{{names}}}, "{result.device}")']
     return lines

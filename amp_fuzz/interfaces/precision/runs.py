@@ -25,7 +25,7 @@ from amp_fuzz.interfaces.precision.in_float32 import run_in_float32
 from amp_fuzz.interfaces.precision.sites import Place, Places, place_here
 from amp_fuzz.interfaces.precision.watch import Watch
 from amp_fuzz.patching import patched
-from amp_fuzz.reference.shadow.twin import Redraw, is_followed
+from amp_fuzz.reference.shadow.twin import Redraw, TwinError, is_followed
 from amp_fuzz.reference.shadow.written import calling
 
 __all__ = ["Exempt", "Loss", "Runs", "Seen"]
@@ -149,6 +149,8 @@ class Runs:
                     stack.enter_context(mode())
                 try:
                     self._drive(args, kwargs, contexts, scale, seen, note)
+                except TwinError:
+                    raise
                 except Exception as error:  # the callable's own; an interrupt passes
                     seen.raised = error
         finally:
@@ -262,6 +264,7 @@ class _Lines(TorchFunctionMode):
         place = place_here(self.stack)
         if place not in self.lines or getattr(func, "__name__", "") in ("__get__", "backward"):
             return func(*args, **kwargs)
+
         def wide(leaf: Any) -> Any:
             low = isinstance(leaf, torch.Tensor) and leaf.dtype in (torch.float16, torch.bfloat16)
             return leaf.float() if low else leaf
@@ -269,4 +272,3 @@ class _Lines(TorchFunctionMode):
         args, kwargs = tree_map(wide, (args, kwargs))
         with torch.autocast(self.device, enabled=False):
             return func(*args, **kwargs)
-

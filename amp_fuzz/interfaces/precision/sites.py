@@ -111,7 +111,7 @@ class Places:
             return found, node is not None
         if node is None:
             return Place(""), True
-        at = bisect_right(self._numbers, node._sequence_nr()) 
+        at = bisect_right(self._numbers, node._sequence_nr())
         if at >= len(self._places):  # the node that adds up the gradient of a leaf
             return Place(""), True
         return self._places[at], True

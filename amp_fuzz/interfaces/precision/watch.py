@@ -329,9 +329,7 @@ class Watch:
             return
         try:
             out: Any = step.made[0][0] if len(step.made) == 1 else tuple(t for t, _ in step.made)
-            self.products[place.module, low] += int(
-                formula(*step.args, **step.kwargs, out_val=out)
-            )
+            self.products[place.module, low] += int(formula(*step.args, **step.kwargs, out_val=out))
         except Exception:  # a formula for other arguments
             return
 
