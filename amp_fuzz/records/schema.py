@@ -162,14 +162,15 @@ class Note(msgspec.Struct, frozen=True):
 
     precision: a compiler left out a rounding. autocast-raises: the program runs without autocast
     and raises under it. portability: another device's policies raise or round where these do not.
-    Of `amp_fuzz.check` alone, not-restored: state that a call changed cannot be restored; and
-    stale-cast: a weight changes inside an autocast context, and is used through its old cast then.
+    Of `amp_fuzz.check` alone, not-restored: state that a call changed cannot be restored;
+    stale-cast: a weight changes inside an autocast context, and is used through its old cast then;
+    not-finite: a value is NaN, infinite or 0 under autocast, and not without.
     where: the statement as text. message: the observed effect in one line. advice: the remedy in
     one sentence. device: the devices, joined by commas, that run the statement (autocast-raises)
     or that differ (portability); "" if there is none.
     """
 
-    kind: NoteKind | Literal["not-restored", "stale-cast"]
+    kind: NoteKind | Literal["not-restored", "stale-cast", "not-finite"]
     backend: str
     op: str
     where: str

@@ -28,6 +28,7 @@ from amp_fuzz.interfaces.check.adapters import Checked, refusal
 from amp_fuzz.interfaces.check.fork import Died
 from amp_fuzz.interfaces.check.judging import Judged, judged, others
 from amp_fuzz.interfaces.check.locate import Place, locate, locate_crash
+from amp_fuzz.interfaces.check.not_finite import not_finite
 from amp_fuzz.interfaces.check.notes import not_restored, notes_of, raising, stale_notes
 from amp_fuzz.interfaces.check.remedy import remedy, runs_without
 from amp_fuzz.interfaces.check.result import Diverged, Ran, Status
@@ -223,15 +224,21 @@ def _alike(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
         yield asked.ran("skipped", f"the compiler made no graph of it and ran it as eager{why}")
         return
     counts, share = _counts(found), messages.share_of(checked, found)
+    note = not_finite(checked, found.expected, asked.contexts, backward=asked.backward)
     if not share.judged:
-        why = messages.nothing(found, share)
-        yield asked.ran("nothing", why, advice=messages.RETURN, share=share, **counts)
+        if note is not None:
+            why, advice = f"{note.message} ({note.where})", note.advice
+        else:
+            why, advice = messages.nothing(found, share), messages.RETURN
+        yield asked.ran("nothing", why, advice=advice, share=share, **counts)
         return
     text = messages.agreement(checked, found, share, **counts)
+    notes = () if note is None else (note,)
     if share.enough:
-        yield asked.ran("agreed", text, share=share, **counts)
+        yield asked.ran("agreed", text, share=share, notes=notes, **counts)
     else:
-        yield asked.ran("unjudged", text, advice=messages.SHARE, share=share, **counts)
+        more = {"advice": messages.SHARE, "share": share, "notes": notes}
+        yield asked.ran("unjudged", text, **more, **counts)
 
 
 def _counts(found: Judged) -> dict[str, int]:

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """The code that a report prints for a user to paste; the search for a remedy runs the same.
 
 Everything from `run_in_float32` on is printed: it needs nothing of this package.
@@ -9,23 +10,23 @@ from torch.utils._pytree import tree_map
 __all__ = ["run_in_float32"]
 
 
-def run_in_float32(model, names, device_type):  # type: ignore[no-untyped-def]
+def run_in_float32(model, names, device_type):
     """Run the own statements of some submodules with autocast off, in float32.
 
     Their other children run under autocast as before. Returns a function that undoes it.
     """
     outside = []
 
-    def wide(tree):  # type: ignore[no-untyped-def]
+    def wide(tree):
         low = (torch.float16, torch.bfloat16)
         return tree_map(
             lambda x: x.float() if isinstance(x, torch.Tensor) and x.dtype in low else x, tree
         )
 
-    def wrap(module, off):  # type: ignore[no-untyped-def]
+    def wrap(module, off):
         forward = module.forward
 
-        def run(*args, **kwargs):  # type: ignore[no-untyped-def]
+        def run(*args, **kwargs):
             enabled = False
             if off:
                 outside.append(torch.is_autocast_enabled(device_type))
@@ -55,7 +56,7 @@ def run_in_float32(model, names, device_type):  # type: ignore[no-untyped-def]
         elif name and parent in names:
             wrap(module, False)
 
-    def undo():  # type: ignore[no-untyped-def]
+    def undo():
         for module, before in wrapped:
             if before is None:
                 del module.forward
