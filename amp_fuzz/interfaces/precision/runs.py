@@ -30,7 +30,7 @@ from amp_fuzz.interfaces.precision.watch import Watch
 from amp_fuzz.patching import patched
 from amp_fuzz.reference import log_kernels
 from amp_fuzz.reference.shadow.copies import no_modes
-from amp_fuzz.reference.shadow.twin import Redraw, is_followed
+from amp_fuzz.reference.shadow.twin import Redraw, TwinError, is_followed
 from amp_fuzz.reference.shadow.written import SIXTEEN, calling
 
 __all__ = ["Exempt", "Loss", "Runs", "Seen"]
@@ -177,6 +177,8 @@ class Runs:
                     stack.enter_context(mode())
                 try:
                     self._drive(args, kwargs, contexts, scale, seen, note)
+                except TwinError:
+                    raise
                 except Exception as error:  # the callable's own; an interrupt passes
                     seen.raised = error
         finally:
