@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from amp_fuzz.cases.program import Program, ProgramError
     from amp_fuzz.interfaces.check import CheckError, CheckFailed, CheckResult, check
     from amp_fuzz.interfaces.check_op import OpResult, check_op
+    from amp_fuzz.interfaces.precision import PrecisionLost, PrecisionResult, precision
     from amp_fuzz.interfaces.register import RegistrationError, register_op
 
 __all__ = [
@@ -28,6 +29,8 @@ __all__ = [
     "CheckResult",
     "OpResult",
     "Plan",
+    "PrecisionLost",
+    "PrecisionResult",
     "Program",
     "ProgramError",
     "RegistrationError",
@@ -35,6 +38,7 @@ __all__ = [
     "check_op",
     "load",
     "loads",
+    "precision",
     "reference",
     "register_op",
     "reports",
@@ -49,6 +53,8 @@ _HOMES = {
     "CheckResult": "amp_fuzz.interfaces.check",
     "OpResult": "amp_fuzz.interfaces.check_op",
     "Plan": "amp_fuzz.cases.case",
+    "PrecisionLost": "amp_fuzz.interfaces.precision",
+    "PrecisionResult": "amp_fuzz.interfaces.precision",
     "Program": "amp_fuzz.cases.program",
     "ProgramError": "amp_fuzz.cases.program",
     "RegistrationError": "amp_fuzz.interfaces.register",
@@ -56,6 +62,7 @@ _HOMES = {
     "check_op": "amp_fuzz.interfaces.check_op",
     "load": "amp_fuzz.cases.case",
     "loads": "amp_fuzz.cases.case",
+    "precision": "amp_fuzz.interfaces.precision",
     "register_op": "amp_fuzz.interfaces.register",
 }
 

@@ -63,7 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         "amp_fuzz(**defaults): a test of autocast. Marks the items of --amp-fuzz, and sets "
-        "defaults of the fixtures amp_check and amp_check_op in your own tests: "
+        "defaults of the fixtures amp_check, amp_check_op and amp_precision in your own tests: "
         "@pytest.mark.amp_fuzz(backends=['compile[inductor]'])",
     )
     config.option.amp_fuzz = config.option.amp_fuzz or bool(config.option.amp_fuzz_replay)
@@ -101,6 +101,20 @@ def amp_check_op(request: pytest.FixtureRequest) -> Any:
         from amp_fuzz.interfaces.plugin import fixture
 
     return fixture.amp_check_op(request)
+
+
+@pytest.fixture
+def amp_precision(request: pytest.FixtureRequest) -> Any:
+    """Measure what autocast, as documented, does to a callable.
+
+    ``amp_precision(model, inputs, digits=2)`` fails the test unless autocast is harmless. It takes
+    the arguments of `amp_fuzz.precision`.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's warnings on import are not the project's
+        from amp_fuzz.interfaces.plugin import fixture
+
+    return fixture.amp_precision(request)
 
 
 # The options that the fixture uses, with or without --amp-fuzz.

@@ -34,7 +34,7 @@ from amp_fuzz.reports.view import (
 if TYPE_CHECKING:
     from amp_fuzz.reports.conformance import Audit
 
-__all__ = ["pages"]
+__all__ = ["pages", "rendered"]
 
 # The first page stays small whatever the run holds; the side pages have the rest.
 MOST_FINDINGS, MOST_ROWS, LONGEST_BLOCK = 50, 30, 4_000
@@ -101,9 +101,12 @@ def pages(view: View, audit: Audit | None = None) -> dict[str, str]:
 
 
 def _page(template: str, view: View, **facts: object) -> str:
-    return _ENVIRONMENT.get_template(template).render(
-        view=view, share=share, size=_size, shade=shade, far=far, **facts
-    )
+    return rendered(template, view=view, share=share, size=_size, shade=shade, far=far, **facts)
+
+
+def rendered(template: str, **facts: object) -> str:
+    """Return a page made from one of the templates."""
+    return _ENVIRONMENT.get_template(template).render(**facts)
 
 
 def _cut(text: str, longest: int) -> str:

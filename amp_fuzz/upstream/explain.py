@@ -96,7 +96,7 @@ class Explainer:
             left = None if now.raises_another() else now.compare()
             if left is None:
                 continue
-            rest = self.listed.left(replace(now, own=own(now, left)))
+            rest = self.listed.left(replace(now, own=own(now, left)), plain=trial)
             if rest.divergence is None:
                 return "+".join([*(k.id for k in chosen), *rest.ids, OWN])
         return ""

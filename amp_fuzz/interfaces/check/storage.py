@@ -21,7 +21,10 @@ _BASES: tuple[type[Any], ...] = (OrderedDict, dict, list, set, deque)
 
 def base_of(value: object) -> type[Any] | None:
     """Return the built-in class of a mutable container, or None."""
-    return next((base for base in _BASES if issubclass(type(value), base)), None)
+    kind = type(value)
+    if not issubclass(kind, _BASES):
+        return None
+    return next(base for base in _BASES if issubclass(kind, base))
 
 
 def content(container: Any) -> list[Any]:

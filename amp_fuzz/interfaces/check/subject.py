@@ -111,6 +111,14 @@ class Subject:
             inner = inner.func
         return str(getattr(inner, "__qualname__", type(inner).__name__))
 
+    def paths(self) -> dict[torch.nn.Module, str]:
+        """Return the path of every module that it holds; that of the callable itself is ""."""
+        return {
+            module: ".".join(filter(None, (prefix, name)))
+            for prefix, root in self.modules.items()
+            for name, module in root.named_modules()
+        }
+
     def state(self) -> dict[str, torch.Tensor]:
         """Return every parameter, buffer and tensor that it holds, once each, by name."""
         found: dict[str, torch.Tensor] = {}

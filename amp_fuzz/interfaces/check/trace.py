@@ -103,12 +103,7 @@ def followed(
     enter: called with the path and arguments of each call, after its path is in the list.
     """
     stack: list[str] = []
-    paths = {
-        module: ".".join(filter(None, (prefix, name)))
-        for prefix, root in subject.modules.items()
-        for name, module in root.named_modules()
-        if module is not subject.function
-    }
+    paths = {m: path for m, path in subject.paths().items() if m is not subject.function}
 
     def before(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if module in paths:  # a copy made by the subject has these hooks, but no path

@@ -26,6 +26,7 @@ from amp_fuzz.interfaces.cli.known import known
 from amp_fuzz.interfaces.cli.listing import listing, report
 from amp_fuzz.interfaces.cli.minimize import minimize
 from amp_fuzz.interfaces.cli.policies import policies
+from amp_fuzz.interfaces.cli.precision import precision
 from amp_fuzz.interfaces.cli.replay import replay
 from amp_fuzz.interfaces.cli.repro import repro
 from amp_fuzz.interfaces.cli.run import run
@@ -78,7 +79,7 @@ def _commands(ctx: click.Context) -> int:
 
 for _command in (
     *(run, sweep, audit, replay, explain, minimize, repro, bisect),
-    *(baseline, known, policies, report, compare, listing, store, doctor),
+    *(precision, baseline, known, policies, report, compare, listing, store, doctor),
 ):
     _commands.add_command(_command)
 

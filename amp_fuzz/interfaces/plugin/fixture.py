@@ -1,4 +1,4 @@
-"""The fixtures `amp_check` and `amp_check_op`: the functions with the project's defaults."""
+"""The fixtures: `check`, `check_op` and `precision` with the project's defaults."""
 
 from __future__ import annotations
 
@@ -13,23 +13,27 @@ from amp_fuzz.config import ConfigError, folder_of, resolve
 from amp_fuzz.interfaces.check import CheckResult, check
 from amp_fuzz.interfaces.check_op import OpResult, check_op
 from amp_fuzz.interfaces.plugin.session import given_options, start_folder
+from amp_fuzz.interfaces.precision import PrecisionResult, precision
 from amp_fuzz.plugins import load_plugins
 
-__all__ = ["AmpCheck", "amp_check", "amp_check_op"]
+__all__ = ["AmpCheck", "amp_check", "amp_check_op", "amp_precision"]
 
 _PREFIX = "--amp-fuzz-"
 
-Result = TypeVar("Result", bound=CheckResult | OpResult)
+Result = TypeVar("Result", bound=CheckResult | OpResult | PrecisionResult)
 
 
 def _keywords(function: Callable[..., Any]) -> tuple[str, ...]:
     """Return the names of the options of a function that a marker may give."""
     parameters = inspect.signature(function).parameters.items()
-    return tuple(n for n, p in parameters if p.kind is p.KEYWORD_ONLY and n != "kwargs")
+    return tuple(n for n, p in parameters if p.kind is p.KEYWORD_ONLY and n not in _OF_CALL)
+
+
+_OF_CALL = ("kwargs", "progress")
 
 
 class AmpCheck(Generic[Result]):
-    """Calls `amp_fuzz.check` or `check_op`, and fails the test unless the result is ok.
+    """Calls `amp_fuzz.check` or a like function, and fails the test unless the result is ok.
 
     defaults: keyword arguments of the function; a call overrides them.
     """
@@ -38,7 +42,10 @@ class AmpCheck(Generic[Result]):
         self.function, self.defaults = function, defaults
 
     def __call__(self, function: Any, /, *inputs: Any, **options: Any) -> Result:
-        """Check a callable and return the result. Raises `CheckFailed` with the whole text."""
+        """Check a callable and return the result.
+
+        Raises `CheckFailed`, or `PrecisionLost`, with the whole text.
+        """
         __tracebackhide__ = True
         result = self.function(function, *inputs, **{**self.defaults, **options})
         result.raise_if_failed()
@@ -56,6 +63,13 @@ def amp_check(request: pytest.FixtureRequest) -> AmpCheck[CheckResult]:
 def amp_check_op(request: pytest.FixtureRequest) -> AmpCheck[OpResult]:
     """Return the fixture for ops, as `amp_check`."""
     return AmpCheck(check_op, _defaults(request, check_op))
+
+
+def amp_precision(request: pytest.FixtureRequest) -> AmpCheck[PrecisionResult]:
+    """Return the fixture that measures: of the options only the seed is one of its own."""
+    keywords = _keywords(precision)
+    defaults = _defaults(request, precision)
+    return AmpCheck(precision, {n: v for n, v in defaults.items() if n in keywords})
 
 
 def _defaults(request: pytest.FixtureRequest, function: Callable[..., Any]) -> dict[str, Any]:

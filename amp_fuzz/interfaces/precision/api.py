@@ -6,7 +6,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -24,6 +24,7 @@ from amp_fuzz.interfaces.check.arguments import (
     context_list,
 )
 from amp_fuzz.interfaces.check.subject import CheckError, Subject
+from amp_fuzz.interfaces.precision.pasting import code_of
 from amp_fuzz.interfaces.precision.remedy import least
 from amp_fuzz.interfaces.precision.result import (
     Harm,
@@ -37,15 +38,19 @@ from amp_fuzz.interfaces.precision.result import (
     is_own,
 )
 from amp_fuzz.interfaces.precision.runs import Exempt, Loss, Runs, Seen
-from amp_fuzz.interfaces.precision.sites import Place
-from amp_fuzz.interfaces.precision.watch import Event, error_of
+from amp_fuzz.interfaces.precision.sites import Place, is_library
+from amp_fuzz.interfaces.precision.watch import Event, EventKind, error_of
 from amp_fuzz.reference import load_table, tabled_devices
 from amp_fuzz.reference.state import default_dtype, table_of
+from amp_fuzz.reports.printable import plural
 
 __all__ = ["diagnose", "precision"]
 
+Progress: TypeAlias = Callable[[str, float], None]
+
 _SCALES = (2.0**16, 2.0**12, 2.0**8, 2.0**4)
-_BREAKING = ("stuck",)
+_BREAKING: tuple[EventKind, ...] = ("stuck",)
+_NONE = Exempt()
 
 
 def precision(
@@ -60,14 +65,15 @@ def precision(
     digits: float | None = None,
     seconds: float = 60.0,
     seed: int = 0,
+    progress: Progress | None = None,
 ) -> PrecisionResult:
     """Say what autocast, as documented, does to a callable, where, and the least to exempt.
 
     The callable runs once under the reference, with an exact copy (float64) of each tensor beside
-    it, and once without autocast. A value is harmed if autocast leaves it fewer digits than asked,
-    makes it infinite, NaN or 0, and float32 without autocast does not. Parts of the callable are
-    then exempted from autocast, in runs without exact copies, until the least set is found that
-    leaves nothing harmed.
+    it, and once in float32: without autocast, and without casts to 16 bits that its code writes. A
+    value is harmed if autocast leaves it fewer digits than asked, makes it infinite, NaN or 0, and
+    float32 does not. Parts of the callable are then exempted from autocast, in runs without exact
+    copies, until the least set is found that leaves nothing harmed.
 
     Args:
         function: a `torch.nn.Module`, or any callable, as `check` takes it. All that a call changes
@@ -84,8 +90,9 @@ def precision(
             numbers as gradients.
         digits: how many decimal digits each output and gradient has to keep; None is half of those
             of the autocast dtype (1.2 for bfloat16, 1.7 for float16).
-        seconds: how long to search for the remedy.
+        seconds: how long to search for the remedy; 0 for no search.
         seed: of the random generators, set before each call. Draws are the same in every run.
+        progress: is told what is being done, and which share of `seconds` is spent.
 
     Returns the result; ``str(result)`` is the report.
 
@@ -94,12 +101,21 @@ def precision(
     """
     check_arguments(kwargs=kwargs, backward=backward, seed=seed)
     check_surroundings(backward=backward)
+    if not seconds >= 0:
+        raise CheckError(f"seconds={seconds!r}: use a number from 0")
     if digits is not None and not 0 < digits < 8:
         raise CheckError(f"digits={digits!r}: use a number of decimal digits between 0 and 8")
     subject = Subject.of(function, inputs, kwargs, seed)
     (contexts,) = context_list([autocast])
     return diagnose(
-        subject, device, contexts, backward=backward, loss=loss, digits=digits, seconds=seconds
+        subject,
+        device,
+        contexts,
+        backward=backward,
+        loss=loss,
+        digits=digits,
+        seconds=seconds,
+        progress=progress,
     )
 
 
@@ -112,15 +128,16 @@ def diagnose(
     loss: Loss | None = None,
     digits: float | None = None,
     seconds: float,
+    progress: Progress | None = None,
 ) -> PrecisionResult:
     """Say what autocast does to a subject: see `precision`."""
     start = time.monotonic()
     reference = _reference(subject, device)
     name = reference.runtime.device
-    low = _dtype(contexts, name)
+    asked = _dtype(contexts, name) if contexts else None
     runs = Runs(subject, reference.runtime, contexts, backward, loss)
-    found = _Diagnosis(runs, low, digits or digits_in(low) / 2, seconds, start)
-    return found.result(name)
+    told = progress or (lambda text, share: None)
+    return _Diagnosis(runs, asked, digits, seconds, start, told).result(name)
 
 
 def _reference(subject: Subject, device: str | None) -> ReferenceRuntime:
@@ -140,8 +157,10 @@ def _reference(subject: Subject, device: str | None) -> ReferenceRuntime:
     return reference_runtime(device)
 
 
-def _dtype(contexts: Sequence[Any], device: str) -> torch.dtype:
-    named = next((c.dtype for c in contexts if c.dtype), None)
+def _dtype(contexts: Sequence[Autocast], device: str) -> torch.dtype:
+    """Return the dtype of the first context of a device that names one, or the device's default."""
+    mine = [c for c in contexts if c.enabled and c.device in (None, device)]
+    named = next((c.dtype for c in mine if c.dtype), None)
     found = default_dtype(table_of(device)) if named is None else getattr(torch, named)
     if found not in (torch.bfloat16, torch.float16):
         raise CheckError(f"autocast to {found} loses nothing: use torch.bfloat16 or torch.float16")
@@ -152,17 +171,29 @@ class _Diagnosis:
     """The runs of one call of `precision`, and what they say."""
 
     def __init__(
-        self, runs: Runs, low: torch.dtype, digits: float, seconds: float, start: float
+        self,
+        runs: Runs,
+        asked: torch.dtype | None,
+        digits: float | None,
+        seconds: float,
+        start: float,
+        progress: Progress,
     ) -> None:
-        self.runs, self.low, self.digits = runs, low, digits
-        self.seconds, self.start = seconds, start
+        self.runs = runs
+        self.seconds, self.start, self.progress = seconds, start, progress
+        self.searching, self.tries = math.inf, 0
+        progress("running under autocast beside exact copies", 0.0)
         self.seen, self.exact, self.watch = runs.watched()
+        self.low = asked or _dtype(self.seen.contexts, runs.runtime.device)
+        self.digits = digits or digits_in(self.low) / 2
+        progress("running without autocast", 0.0)
         self.plain = runs.plain()
         if self.plain.raised is not None:
             error = self.plain.raised
             raise CheckError(
                 f"{runs.subject.name} raises without autocast too: {type(error).__name__}: {error}"
             ) from error
+        self.parted = bool(self.watch.choices) and any(map(self.parts, self.plain.values))
 
     def result(self, device: str) -> PrecisionResult:
         values = self.values(self.seen)
@@ -170,7 +201,7 @@ class _Diagnosis:
         verdict = self.verdict(values, events)
         remedy, skipped = None, self.skipped()
         if verdict in ("breaks", "loses digits") and any(v.harm for v in values):
-            remedy, why = self.remedy()
+            remedy, why = self.remedy() if self.seconds else (None, ("the search: seconds=0",))
             skipped += why
         raised = self.seen.raised
         return PrecisionResult(
@@ -186,6 +217,7 @@ class _Diagnosis:
             skipped,
             f"{type(raised).__name__}: {raised}" if raised is not None else "",
             time.monotonic() - self.start,
+            self.contexts(device),
         )
 
     # -- values -----------------------------------------------------------------------------------
@@ -201,6 +233,17 @@ class _Diagnosis:
             if name in self.plain.values and value.is_floating_point()
         ]
 
+    def parts(self, name: str) -> bool:
+        """Return whether float32 without autocast went another way to a value than autocast.
+
+        The exact copies take the way of the run under autocast: its indices and its masks.
+        """
+        exact, plain = self.exact.get(name), self.plain.values[name]
+        if exact is None or exact.shape != plain.shape:
+            return False
+        without, lost = error_of(plain, exact)
+        return digits_of(without) < _HALF or lost > 0
+
     def value(self, name: str, value: torch.Tensor, plain: torch.Tensor) -> Value:
         """Return what became of one value."""
         exact = self.exact.get(name)
@@ -208,19 +251,20 @@ class _Diagnosis:
             exact = plain.double()
         without, lost = error_of(plain, exact)
         if self.watch.choices and (digits_of(without) < _HALF or lost):
-            exact, without = plain.double(), 2.0**-24  # float32 without autocast went another way
+            exact, without = plain.double(), 2.0**-24  # see `parts`
         error, gone = error_of(value, exact)
         harm: Harm = ""
         if gone and bool(torch.isfinite(plain).all()):
             harm = "not finite"
-        elif digits_of(without) < _HALF:
-            harm = ""  # float32 has no digits either
+        elif digits_of(without) < _HALF or not exact.any():
+            harm = ""  # float32 has no digits either, or there are none: it is exactly 0
         elif value.numel() and not value.any() and plain.any():
             harm = "vanishes"
         elif digits_of(error) < self.digits:
             harm = "digits"
         dtype = str(value.dtype).removeprefix("torch.")
-        return Value(name, dtype, digits_of(error), digits_in(self.low), digits_of(without), harm)
+        digits = 0.0 if gone else digits_of(error)
+        return Value(name, dtype, digits, digits_in(self.low), digits_of(without), harm)
 
     def verdict(self, values: Sequence[Value], events: Sequence[Event]) -> Verdict:
         """Return the verdict."""
@@ -234,8 +278,14 @@ class _Diagnosis:
 
     def events(self, values: Sequence[Value]) -> list[Event]:
         """Return the events that matter: all where a value is harmed, else what stays behind."""
-        harmed = any(v.harm for v in values)
-        return [e for e in self.watch.told() if harmed or e.kind in (*_BREAKING, "lowered")]
+        if not any(v.harm for v in values):
+            return list(self.watch.told(*_BREAKING))
+        return [e for e in self.watch.told() if e.kind != "choice" or self.parted]
+
+    def contexts(self, device: str) -> tuple[str, ...]:
+        """Return the device types whose autocast the call turns on."""
+        found = (*self.runs.contexts, *self.seen.contexts)
+        return tuple(sorted({c.device or device for c in found if c.enabled}))
 
     def statements(self) -> tuple[Statement, ...]:
         """Return the statements, those that lost most first."""
@@ -265,48 +315,60 @@ class _Diagnosis:
 
     # -- remedies ---------------------------------------------------------------------------------
 
-    def good(self, seen: Seen) -> bool:
-        """Return whether a run harms nothing."""
-        return not any(v.harm for v in self.values(seen))
+    def good(self, exempt: Exempt = _NONE, **other: Any) -> bool:
+        """Return whether a run harms nothing; see `Runs.tried`."""
+        spent = max(time.monotonic() - self.searching, 0.0) / max(self.seconds, 1e-9)
+        self.progress(f"looking for a remedy: {plural(self.tries, 'run')}", min(spent, 1.0))
+        self.tries += 1
+        return not any(v.harm for v in self.values(self.runs.tried(exempt, **other)))
 
     def remedy(self) -> tuple[Remedy | None, tuple[str, ...]]:
         """Return the least that is enough, and what was left out of the search."""
+        self.searching = time.monotonic()
         other = torch.float16 if self.low is torch.bfloat16 else torch.bfloat16
         dtype = str(other).removeprefix("torch.") if self._other(other) else ""
         scale = 0.0
         if self.low is torch.float16 and self.runs.backward:
-            scale = next((s for s in _SCALES if self.good(self.runs.tried(scale=s))), 0.0)
+            scale = next((s for s in _SCALES if self.good(scale=s)), 0.0)
         deadline = time.monotonic() + self.seconds
         units = self.units()
-        products = self.watch.products
-        whole = sum(n for (_, low), n in products.items() if low) or 1
+        whole = sum(n for (_, low), n in self.watch.products.items() if low) or 1
 
         def cost(unit: Place) -> float:
-            return products[unit.module, True] / whole if not unit.file else 0.0
+            return self.products(unit) / whole
 
-        found = least(units, lambda some: self.good(self.runs.tried(_exempt(some))), cost, deadline)
+        found = least(units, lambda some: self.good(_exempt(some)), cost, deadline)
         if found is None:
-            text = "no set of its parts is enough in float32: its own code casts to 16 bits"
+            text = "no set of its parts is enough in float32"
+            if where := ", ".join(place.text for place in self.watch.written):
+                text += f": the code itself casts to 16 bits at {where}"
             alone = Remedy(dtype=dtype, scale=scale)
             return (alone, ()) if dtype or scale else (None, (text,))
         parts = self.refined(found.parts, deadline)
         lines = tuple(p for p in parts if p.file)
         modules = tuple(p.module for p in parts if not p.file)
-        share = sum(products[m, True] for m in {p.module for p in parts}) / whole
-        return Remedy(modules, lines, found.proof, found.tried, share, dtype, scale), ()
+        share = sum(map(self.products, parts)) / whole
+        device, roots = self.runs.runtime.device, self.runs.subject.modules
+        code = code_of(lines, modules, device, self.runs.names, roots)
+        return Remedy(modules, lines, found.proof, found.tried, share, dtype, scale, code), ()
+
+    def products(self, unit: Place) -> int:
+        """Return the operations of the products in 16 bits of a statement, or of a submodule."""
+        found = self.watch.products.items()
+        return sum(
+            n
+            for (p, low), n in found
+            if low and (p == unit if unit.file else p.module == unit.module)
+        )
 
     def _other(self, dtype: torch.dtype) -> bool:
         names = table_of(self.runs.runtime.device).supported_dtypes
         supported = str(dtype).removeprefix("torch.") in names and bool(self.runs.contexts)
-        return supported and self.good(self.runs.tried(dtype=dtype))
+        return supported and self.good(dtype=dtype)
 
     def units(self) -> list[Place]:
         """Return what can be exempted, the most suspicious first: modules, or lines without one."""
-        modules = {
-            ".".join(filter(None, (prefix, name)))
-            for prefix, root in self.runs.subject.modules.items()
-            for name, _ in root.named_modules()
-        }
+        modules = set(self.runs.subject.paths().values())
         events = {e.place for e in self.watch.told() if e.kind not in ("lowered", "choice")}
         worst: dict[Place, tuple[bool, float]] = defaultdict(lambda: (False, 0.0))
         for (place, _), tally in self.watch.tallies.items():
@@ -328,7 +390,7 @@ class _Diagnosis:
             rest = [p for p in found if p is not unit]
 
             def enough(some: frozenset[Place], rest: list[Place] = rest) -> bool:
-                return self.good(self.runs.tried(_exempt([*rest, *some])))
+                return self.good(_exempt([*rest, *some]))
 
             fewer = least(lines, enough, lambda line: 0.0, deadline)
             if fewer is not None and len(fewer.parts) < max(len(lines), 2):
@@ -337,11 +399,19 @@ class _Diagnosis:
 
     def lines(self, unit: Place) -> list[Place]:
         """Return the statements of a module of the user's own, the most suspicious first."""
+        if not self.is_own(unit):
+            return []
         events = {e.place for e in self.watch.told()}
         tallies = self.watch.tallies.items()
         places = {p: t.made for (p, back), t in tallies if p.module == unit.module and not back}
         own = [p for p in places if is_own(p)]
         return sorted(own, key=lambda p: (p in events, places[p]), reverse=True)
+
+    def is_own(self, unit: Place) -> bool:
+        """Return whether the code of a submodule is the user's; a torch module's line is not."""
+        modules = {path: module for module, path in self.runs.subject.paths().items()}
+        forward = getattr(type(modules.get(unit.module)), "forward", None)
+        return forward is None or not is_library(forward.__code__.co_filename)
 
 
 _HALF = digits_in(torch.float32) / 2

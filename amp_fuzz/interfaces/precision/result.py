@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
 
-from amp_fuzz.interfaces.precision import in_float32
+from amp_fuzz.interfaces.precision.pasting import grouped
 from amp_fuzz.interfaces.precision.remedy import Proof
 from amp_fuzz.interfaces.precision.sites import Place, is_library
 from amp_fuzz.interfaces.precision.watch import Event
+from amp_fuzz.records.outputs import write_whole
+from amp_fuzz.reports.printable import clean, plural
 
 __all__ = ["Harm", "PrecisionLost", "PrecisionResult", "Remedy", "Statement", "Value", "Verdict"]
 
@@ -23,7 +26,11 @@ Harm: TypeAlias = Literal["", "digits", "not finite", "vanishes", "raises"]
 
 
 class PrecisionLost(AssertionError):
-    """Autocast costs more than the test allows."""
+    """Autocast is not harmless. The message is the text of `result`."""
+
+    def __init__(self, result: PrecisionResult) -> None:
+        super().__init__(f"\n{result}")
+        self.result = result
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +56,7 @@ class Statement:
 
     given, made, result: the digits that are right in what it was given, in what it adds itself, and
     in its results; `math.inf` for an error of 0. overflowed, flushed: elements that became infinite
-    or NaN, and 0, though they exactly are neither; of: of how many. share: of the products (by
-    floating-point operations) of the whole run that are of its module and in 16 bits.
+    or NaN, and 0, though they exactly are neither; of: of how many.
     """
 
     place: Place
@@ -80,6 +86,7 @@ class Remedy:
     share: float = 0.0
     dtype: str = ""
     scale: float = 0.0
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +98,8 @@ class PrecisionResult:
     the call. statements: where digits were lost, the worst first. events: what statements did:
     overflow, values that vanish or become equal, constants that are 0 in 16 bits, operands that
     were float32 by hand and were cast again. remedy: None if nothing is to mend, or if nothing was
-    found. skipped: what was not done, and why.
+    found. skipped: what was not done, and why. contexts: the device types whose autocast the call
+    enters.
     """
 
     name: str
@@ -106,18 +114,21 @@ class PrecisionResult:
     skipped: tuple[str, ...] = ()
     raised: str = ""
     seconds: float = 0.0
-    prefixes: tuple[str, ...] = field(default=("",))
+    contexts: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
         """Whether autocast does no harm."""
         return self.verdict == "harmless"
 
+    def __bool__(self) -> bool:
+        return self.ok
+
     def raise_if_failed(self) -> None:
         """Raise `PrecisionLost` with the whole text unless it is harmless."""
         __tracebackhide__ = True
         if not self.ok:
-            raise PrecisionLost(str(self))
+            raise PrecisionLost(self)
 
     @property
     def harmed(self) -> tuple[Value, ...]:
@@ -126,14 +137,23 @@ class PrecisionResult:
 
     @property
     def culprits(self) -> tuple[Place, ...]:
-        """The statements to look at first: those of the remedy, then those of the events."""
-        found: dict[Place, None] = {}
-        if self.remedy is not None:
-            found |= dict.fromkeys(self.remedy.lines)
-            for module in self.remedy.modules:
-                places = [s.place for s in self.statements if s.place.module == module]
-                found |= dict.fromkeys(places or [Place(module)])
-        found |= dict.fromkeys(e.place for e in self.events if e.kind != "lowered")
+        """The statements to look at first.
+
+        Those of the remedy; then of its submodules those with an event, and the one where most
+        digits are lost; then those of the other events, and where values fall below what is asked.
+        """
+        remedy = self.remedy or Remedy()
+        told = [e.place for e in self.events if e.kind != "lowered" and e.place.file]
+        own = [s for s in self.statements if s.place.file]
+        lost = sorted(own, key=_drop)
+        found = dict.fromkeys(remedy.lines)
+        found |= dict.fromkeys(p for p in told if p.module in remedy.modules)
+        for module in remedy.modules:
+            places = [s.place for s in lost if s.place.module == module]
+            found |= dict.fromkeys([*places, Place(module)][:1])
+        found |= dict.fromkeys(told)
+        if self.harmed:
+            found |= dict.fromkeys(s.place for s in lost if s.result < self.digits <= s.given)
         return tuple(found)
 
     @property
@@ -152,6 +172,20 @@ class PrecisionResult:
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain data; infinities as strings."""
         return json.loads(json.dumps(_plain(asdict(self))))  # type: ignore[no-any-return]
+
+    @property
+    def context(self) -> str:
+        """The autocast in words, as ``bfloat16 autocast on cuda``."""
+        return f"{self.dtype} autocast on {self.device}"
+
+    def write_html(self, path: Path | str) -> None:
+        """Write everything as one HTML page that needs no network.
+
+        Raises `amp_fuzz.records.outputs.StoreError` if the file cannot be written.
+        """
+        from amp_fuzz.interfaces.precision.page import page
+
+        write_whole(Path(path), page(self).encode())
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -181,30 +215,66 @@ def _plain(tree: Any) -> Any:
 
 # -- as text --------------------------------------------------------------------------------------
 
-_MOST = 6
-_HARMS = {
-    "not finite": "is not finite",
-    "vanishes": "is 0 everywhere",
-    "raises": "raises",
-}
+_WIDTH, _MOST = 96, 4
+_LABEL = "  {:<10}"
 
 
-def _lines(result: PrecisionResult) -> list[str]:
-    head = f"{result.name} under {result.dtype} autocast on {result.device}: {result.verdict}"
-    lines = [head, *_values(result), *_places(result), *_remedies(result)]
-    return [*lines, *(f"not done: {text}" for text in result.skipped)]
+def _lines(result: PrecisionResult) -> Iterator[str]:
+    verdict = result.verdict if result.ok else result.verdict.upper()
+    yield f"amp_fuzz.precision of {result.name}, {result.context}: {verdict}"
+    stuck = result.verdict == "breaks" and not (result.harmed or result.raised)
+    parts = (_happened, _kept) if stuck else (_kept, _happened)
+    for part in (*parts, _remedies):
+        yield from part(result)
+    for text in result.skipped:
+        yield from _labelled("skipped", [text])
+    if result.remedy is not None and result.remedy.code:
+        yield from ["", *textwrap.indent(result.remedy.code, "    ").splitlines()]
 
 
-def _values(result: PrecisionResult) -> list[str]:
+def _labelled(label: str, texts: Sequence[str]) -> Iterator[str]:
+    """Yield texts with a label before the first, wrapped."""
+    for text in texts:
+        start = _LABEL.format(label)
+        yield from textwrap.wrap(
+            clean(text),
+            _WIDTH,
+            initial_indent=start,
+            subsequent_indent=" " * len(start),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        label = ""
+
+
+def _few(texts: Sequence[str]) -> list[str]:
+    more = len(texts) - _MOST
+    return [*texts[:_MOST], *([f"and {more:,} more"] if more > 0 else [])]
+
+
+def _kept(result: PrecisionResult) -> Iterator[str]:
     if result.verdict == "casts nothing":
-        text = f"no tensor of the call is on {result.device}, so autocast for it casts nothing"
-        return [f"  {text}: name the device where the tensors are"]
-    if result.raised:
-        return [f"  it raises under autocast only: {result.raised}"]
-    shown = result.harmed or _worst(result.values)
-    lines = [f"  {_value(v)}" for v in shown[:_MOST]]
-    more = len(shown) - _MOST
-    return [*lines, f"  and {more} more"] if more > 0 else lines
+        yield from _labelled("because", [_idle(result)])
+        if result.device not in result.contexts:
+            text = f'Open torch.autocast("{result.device}") around the call.'
+            yield from _labelled("to do", [text])
+    elif result.raised:
+        yield from _labelled("raises", [f"{result.raised}; it runs without autocast"])
+    elif harmed := result.harmed:
+        yield from _labelled("harmed", _few([said_of(v, result.digits) for v in harmed]))
+    else:
+        worst = [said_of(v, result.digits) for v in _worst(result.values)]
+        yield from _labelled("keeps", worst)
+
+
+def _idle(result: PrecisionResult) -> str:
+    """Return why autocast casts nothing."""
+    where = f"the tensors of the call are on {result.device}"
+    if not result.contexts:
+        return f"{where}, and the call opens no autocast"
+    if result.device not in result.contexts:
+        return f"{where}, and autocast is on for {' and '.join(result.contexts)} only"
+    return f"no op of the call gets an operand that autocast on {result.device} would cast"
 
 
 def _worst(values: Sequence[Value]) -> list[Value]:
@@ -214,81 +284,88 @@ def _worst(values: Sequence[Value]) -> list[Value]:
     return [min(some, key=lambda v: v.digits) for some in (outputs, gradients) if some]
 
 
-def _value(value: Value) -> str:
-    without = f"{min(value.without, value_digits('float32')):.1f} without autocast"
+_HARMS = {"not finite": "is not finite", "vanishes": "is 0 everywhere", "raises": "raises"}
+
+
+def said_of(value: Value, asked: float) -> str:
+    """Return what became of a value, in words."""
+    without = f"float32 keeps {min(value.without, digits_in(torch.float32)):.1f}"
     if value.harm in _HARMS:
-        return f"{value.name} {_HARMS[value.harm]} ({without})"
-    return (
-        f"{value.name} has {min(value.digits, value.of):.1f} of {value.of:.1f} digits ({without})"
-    )
+        return f"{value.name} {_HARMS[value.harm]}; {without} digits"
+    keeps = f"{value.name} keeps {min(value.digits, value.of):.1f} of {value.of:.1f} digits"
+    return f"{keeps}; {asked:.1f} are asked, {without}" if value.harm else f"{keeps}; {without}"
 
 
-def value_digits(dtype: str) -> float:
-    """Return how many decimal digits a dtype has, by its name."""
-    return digits_in(getattr(torch, dtype))
+def _happened(result: PrecisionResult) -> Iterator[str]:
+    yield from _labelled("because", _few(reasons(result)))
+    if any(e.kind == "stuck" for e in result.events):
+        text = "Keep what is updated in float32, and cast a copy of it where 16 bits are needed."
+        yield from _labelled("to do", [text])
 
 
-def _places(result: PrecisionResult) -> list[str]:
+def reasons(result: PrecisionResult) -> list[str]:
+    """Return what happened, in order; a statement without an event says what it lost."""
     if result.ok:
         return []
-    lines = []
-    culprits = set(result.culprits[:_MOST])
-    for event in result.events:
-        if event.kind == "lowered" and event.place not in culprits:
-            continue
-        where = f"{event.place.text}{', backward' if event.backward else ''}"
-        lines.append(f"  {where}: {event.text}{_times(event.count)}")
-    return ["What happens", *lines[:_MOST]] if lines else []
+    culprits = set(result.culprits)
+    told = [e for e in result.events if e.kind != "lowered" or e.place in culprits]
+    texts = [
+        f"{e.place.text}{', backward' if e.backward else ''}: {e.text}{_times(e.count)}"
+        for e in told
+    ]
+    places = {e.place for e in told}
+    for place in result.culprits:
+        if place not in places:
+            own = [s for s in result.statements if s.place == place and _loses(s, result)]
+            texts += [_loss(min(own, key=_drop))] if own else []
+    return texts
+
+
+def _loses(s: Statement, result: PrecisionResult) -> bool:
+    return s.result < min(s.given, result.digits)
+
+
+def _drop(s: Statement) -> float:
+    return s.result - min(s.given, 8.0)
+
+
+def _loss(s: Statement) -> str:
+    given = "exact operands" if math.isinf(s.given) else f"operands with {s.given:.1f}"
+    ops = f"{', '.join(s.ops[:3])} leave{'s' if len(s.ops) == 1 else ''}"
+    return f"{s.place.text}{', backward' if s.backward else ''}: {ops} {s.result:.1f} digits of {given}"
 
 
 def _times(count: int) -> str:
-    return "" if count == 1 else f" ({count} times)"
+    return "" if count == 1 else f" ({count:,} times)"
 
 
-def _remedies(result: PrecisionResult) -> list[str]:
-    remedy = result.remedy
+def _remedies(result: PrecisionResult) -> Iterator[str]:
+    yield from _labelled("remedy", remedies(result))
+
+
+def remedies(result: PrecisionResult) -> list[str]:
+    """Return each remedy that is enough alone, in words."""
+    remedy, texts = result.remedy, []
     if remedy is None:
         return []
-    lines = []
     if remedy.scale:
-        lines.append(f"Scale the loss by {remedy.scale:g} (torch.amp.GradScaler): that is enough.")
+        texts.append(f"Scale the loss by {remedy.scale:g} (torch.amp.GradScaler).")
     if remedy.dtype:
-        lines.append(f"Autocast to {remedy.dtype}: that is enough.")
-    if not (remedy.modules or remedy.lines):
-        return lines
-    proofs = {
-        "least": f"no smaller set is enough ({remedy.tried} tried)",
-        "minimal": f"none of it can be left out ({remedy.tried} sets tried)",
-        "unproven": f"the best of {remedy.tried} sets when the time ended",
-    }
-    start = "Or run" if lines else "Run"
-    names = [*(p.text for p in remedy.lines), *(m or "the module itself" for m in remedy.modules)]
-    lines.append(
-        f"{start} in float32: {', '.join(names)}; {proofs[remedy.proof]}; "
-        f"{remedy.share:.1%} of the products in 16 bits"
-    )
-    return [*lines, "", *code_of(result)]
-
-
-def code_of(result: PrecisionResult) -> list[str]:
-    """Return the code that applies a remedy, as lines to paste."""
-    remedy = result.remedy
-    lines: list[str] = []
-    if remedy is None:
-        return lines
-    for place in remedy.lines:
-        lines += [
-            f"    # {place.short}, with its 16-bit operands as x.float()",
-            f'    with torch.autocast("{result.device}", enabled=False):',
-            f"        {place.source}",
-        ]
-    if remedy.modules:
-        names = ", ".join(map(repr, remedy.modules))
-        text = inspect.getsource(in_float32)
-        body = text[text.index("def run_in_float32") :]
-        lines += [f"    {line}".rstrip() for line in body.strip().splitlines()]
-        lines += ["", f'    run_in_float32(model, {{{names}}}, "{result.device}")']
-    return lines
+        texts.append(f"Autocast to {remedy.dtype}.")
+    names = _few([*grouped(remedy.lines), *(m or result.name for m in remedy.modules)])
+    if names:
+        proof = {
+            "least": f"no smaller set is enough ({plural(remedy.tried, 'set')} tried)",
+            "minimal": f"none of it can be left out ({plural(remedy.tried, 'set')} tried)",
+            "unproven": f"the best of {plural(remedy.tried, 'set')} when the time ended",
+        }[remedy.proof]
+        texts.append(
+            f"Run {', '.join(names)} in float32, as below: {proof}; {100 * remedy.share:.1f} % "
+            "of the 16-bit products."
+        )
+    return [
+        f"{'Or ' if i else ''}{t[0].lower() if i else t[0]}{t[1:]}" for i, t in enumerate(texts)
+    ]
 
 
 def is_own(place: Place) -> bool:

@@ -1,16 +1,18 @@
-"""Run a subject once: under autocast with exact copies, without, or with parts exempted."""
+"""Run a subject once: under autocast beside exact copies, without it, or with parts exempted."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, TypeAlias
 
 import msgspec
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import DefaultDeviceType
 
 from amp_fuzz.backends import prelude
 from amp_fuzz.backends.harness import Runtime, quiet
@@ -22,11 +24,14 @@ from amp_fuzz.interfaces.check.redirect import contexts_of, threads_following
 from amp_fuzz.interfaces.check.subject import Subject
 from amp_fuzz.interfaces.check.trace import followed
 from amp_fuzz.interfaces.precision.in_float32 import run_in_float32
-from amp_fuzz.interfaces.precision.sites import Place, Places, place_here
+from amp_fuzz.interfaces.precision.pasting import Names, names_in, names_within
+from amp_fuzz.interfaces.precision.sites import Place, Places, frame_here, place_here, raised_at
 from amp_fuzz.interfaces.precision.watch import Watch
 from amp_fuzz.patching import patched
-from amp_fuzz.reference.shadow.twin import Redraw, is_followed
-from amp_fuzz.reference.shadow.written import calling
+from amp_fuzz.reference import log_kernels
+from amp_fuzz.reference.shadow.copies import no_modes
+from amp_fuzz.reference.shadow.twin import Redraw, TwinError, is_followed
+from amp_fuzz.reference.shadow.written import SIXTEEN, calling
 
 __all__ = ["Exempt", "Loss", "Runs", "Seen"]
 
@@ -49,11 +54,12 @@ class Exempt:
 class Seen:
     """What one run came to: values by name, in their own dtypes; gradients end with ``.grad``.
 
-    raised: the error of the callable, or None.
+    raised: the error of the callable, or None. contexts: those that the callable opened itself.
     """
 
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     raised: Exception | None = None
+    contexts: list[Autocast] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -61,7 +67,8 @@ class Runs:
     """Runs of one subject under the reference.
 
     contexts: around the call. loss: makes of what the callable returns what the backward pass
-    starts from; None: its scalar outputs, or else every output, each with small numbers.
+    starts from; None: its scalar outputs, or else every output, each with small numbers. names:
+    what exempted lines read.
     """
 
     subject: Subject
@@ -70,6 +77,7 @@ class Runs:
     backward: bool
     loss: Loss | None = None
     drawn: Sequence[Any] = ()
+    names: dict[Place, Names] = field(default_factory=dict)
 
     # -- kinds of runs ----------------------------------------------------------------------------
 
@@ -84,14 +92,34 @@ class Runs:
                 if tensor.is_floating_point() and is_followed(tensor):
                     exact[name] = watch.twin.exact(tensor)
 
-            with _by_hand(watch, stack):
+            with _by_hand(watch, stack), log_kernels() as log:
                 seen = self._run(self.contexts, note=note, mode=lambda: watch.twin)
+        watch.casts = sum(len(call.casts) + call.sets_dtype for call in log)
+        if seen.raised is not None:
+            watch.raised(raised_at(seen.raised, self.subject.paths()), seen.raised)
         self.drawn = watch.twin.drawn
+        watch.twin.forget()
         return seen, exact, watch
 
     def plain(self) -> Seen:
-        """Run without autocast: contexts of the callable's own cast nothing either."""
-        return self._run((), off=True, mode=self._redraw())
+        """Run in float32: contexts of the callable's own cast nothing either.
+
+        If the code itself casts to 16 bits, run again without these casts. If that raises (a weight
+        may be 16 bits wide), they stay.
+        """
+        redraw = self._redraw() if self.drawn else nullcontext
+        with calling() as met:
+            seen = self._run((), off=True, mode=redraw)
+        if not met or seen.raised is not None:
+            return seen
+
+        @contextmanager
+        def mode() -> Iterator[None]:
+            with redraw(), _Uncast():
+                yield
+
+        wide = self._run((), off=True, mode=mode)
+        return seen if wide.raised is not None else wide
 
     def tried(
         self, exempt: Exempt = Exempt(), *, dtype: torch.dtype | None = None, scale: float = 1.0
@@ -106,11 +134,11 @@ class Runs:
             mode = self._redraw()
             if exempt.lines:
                 paths = stack.enter_context(followed(self.subject, lambda *called: None))
-                stack.enter_context(_Lines(exempt.lines, paths, self.runtime.device))
+                stack.enter_context(_Lines(exempt.lines, paths, self.runtime.device, self.names))
             return self._run(contexts, scale=scale, mode=mode)
 
-    def _redraw(self) -> Callable[[], Any] | None:
-        return (lambda: Redraw(self.drawn)) if self.drawn else None
+    def _redraw(self) -> Callable[[], Any]:
+        return lambda: Redraw(self.drawn)
 
     @contextmanager
     def _without(self, names: frozenset[str]) -> Iterator[None]:
@@ -135,19 +163,22 @@ class Runs:
     ) -> Seen:
         subject, runtime = self.subject, self.runtime
         kept, seen, restore = subject.kept(), Seen(), restoring()
-        autocast = _disabled(runtime.autocast) if off else runtime.autocast
+        autocast = _told(runtime.autocast, seen.contexts, off=off)
         try:
             with ExitStack() as stack:
                 stack.enter_context(quiet())
                 stack.enter_context(contexts_of(autocast, asked=True))
                 stack.enter_context(threads_following(runtime.follow))
                 stack.enter_context(runtime.scope())
+                stack.enter_context(_taken_for(runtime.device))
                 kept.begin(subject.seed)
                 args, kwargs = subject.fresh(lambda tensor: tensor.detach().clone())
                 if mode is not None:
                     stack.enter_context(mode())
                 try:
                     self._drive(args, kwargs, contexts, scale, seen, note)
+                except TwinError:
+                    raise
                 except Exception as error:  # the callable's own; an interrupt passes
                     seen.raised = error
         finally:
@@ -169,11 +200,18 @@ class Runs:
         def observe(name: str, tensor: torch.Tensor, by: float = 1.0) -> None:
             if tensor.layout is not torch.strided:
                 tensor = tensor.to_dense()
-            seen.values[name] = tensor.detach().clone() if by == 1 else tensor.detach() / by
+            own = tensor.detach()
+            with no_modes():  # the ops are not the callable's
+                if by != 1:
+                    own = own / by
+                elif not name.endswith(".grad"):  # those are of this run alone
+                    own = own.clone()
+            seen.values[name] = own
             if note is not None:
                 note(name, tensor)
 
         given = Subject(subject.function, args, kwargs).inputs()
+        before = {name: _written(t) for name, t in {**given, **subject.state()}.items()}
         with entered(self.runtime, Plan(contexts=contexts)):
             result = subject.function(*args, **kwargs)
         outputs = outputs_of(result, numbers=False)
@@ -187,36 +225,65 @@ class Runs:
             elif scalars := [t for t in starts if t.dim() == 0]:
                 starts = scalars
             if starts:
-                cotangents = [
-                    (torch.ones_like(t) if t.dim() == 0 else prelude.cotangent(t)) * scale  # type: ignore[no-untyped-call]
-                    for t in starts
-                ]
+                with no_modes():
+                    cotangents = [_cotangent(t) * scale for t in starts]
                 torch.autograd.backward(starts, cotangents, retain_graph=bool(subject.computed))
         for name, tensor in tensors.items():
             if tensor.is_leaf and tensor.requires_grad and tensor.grad is not None:
                 observe(f"{name}.grad", tensor.grad, scale)
         for name, tensor in tensors.items():
-            if not tensor.requires_grad:
+            if not tensor.requires_grad and before.get(name) != _written(tensor):
                 observe(f"{name}{AFTER}", tensor)
 
 
-def names_within(prefix: str, names: frozenset[str]) -> frozenset[str]:
-    """Return those paths that are below a prefix, without it."""
-    if not prefix:
-        return names
-    start = f"{prefix}."
-    return frozenset(n.removeprefix(start) for n in names if n.startswith(start)) | frozenset(
-        "" for n in names if n == prefix
-    )
+def _cotangent(tensor: torch.Tensor) -> torch.Tensor:
+    made = torch.ones_like(tensor) if tensor.dim() == 0 else prelude.cotangent(tensor)  # type: ignore[no-untyped-call]
+    assert isinstance(made, torch.Tensor)
+    return made
 
 
-def _disabled(autocast: Callable[..., Any]) -> Callable[..., Any]:
-    def off(device: str, dtype: Any = None, enabled: bool = True, cache: Any = None) -> Any:
-        return autocast(device, dtype, False, cache)
-
-    return off
+def _written(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return what is another once a tensor is written to, or exchanged."""
+    return id(tensor), 0 if tensor.is_inference() else tensor._version
 
 
+def _told(autocast: Callable[..., Any], met: list[Autocast], *, off: bool) -> Callable[..., Any]:
+    """Return autocast that notes each context that is opened. off: it casts nothing."""
+
+    def context(device: str, dtype: Any = None, enabled: bool = True, cache: Any = None) -> Any:
+        name = None if dtype is None else str(dtype).removeprefix("torch.")
+        met.append(Autocast(enabled=enabled, dtype=name, device=device))
+        return autocast(device, dtype, enabled and not off, cache)
+
+    return context
+
+
+@contextmanager
+def _taken_for(device: str) -> Iterator[None]:
+    """Let torch's Python code treat tensors of the CPU as those of a device, if it is another.
+
+    A checkpoint restores the autocast of the device that it infers. Recurrent layers call one op
+    of cuDNN, which autocast knows; the CPU's ops have products that it knows, and oneDNN's has not.
+    """
+    default = DefaultDeviceType.get_device_type()
+    with ExitStack() as stack:
+        DefaultDeviceType.set_device_type(device)
+        stack.callback(DefaultDeviceType.set_device_type, default)
+        for name in _RECURRENT if device != "cpu" else ():
+            layers = _without_onednn(getattr(torch._VF, name))
+            stack.enter_context(patched(torch._VF, name, layers))
+        yield
+
+
+def _without_onednn(layers: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        with torch.backends.mkldnn.flags(enabled=False):
+            return layers(*args)
+
+    return run
+
+
+_RECURRENT = ("gru", "lstm", "rnn_relu", "rnn_tanh")
 _METHODS = ("double", "float", "to", "type", "type_as")
 
 
@@ -242,12 +309,37 @@ def _by_hand(watch: Watch, stack: Sequence[str]) -> Iterator[None]:
         yield
 
 
+class _Uncast(TorchFunctionMode):
+    """Have calls of torch that ask for 16 bits give float32."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in ("bfloat16", "half"):
+            return torch.Tensor.float(*args)
+        args, kwargs = tree_map(
+            lambda leaf: (
+                torch.float32 if isinstance(leaf, torch.dtype) and leaf in SIXTEEN else leaf
+            ),
+            (args, kwargs or {}),
+        )
+        return func(*args, **kwargs)
+
+
 class _Lines(TorchFunctionMode):
     """Run the calls of torch of some statements with autocast off, in float32."""
 
-    def __init__(self, lines: frozenset[Place], stack: Sequence[str], device: str) -> None:
+    def __init__(
+        self,
+        lines: frozenset[Place],
+        stack: Sequence[str],
+        device: str,
+        names: dict[Place, Names],
+    ) -> None:
         super().__init__()
-        self.lines, self.stack, self.device = lines, stack, device
+        self.lines, self.stack, self.device, self.names = lines, stack, device, names
+        self.met: set[Place] = set()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -256,6 +348,10 @@ class _Lines(TorchFunctionMode):
         place = place_here(self.stack)
         if place not in self.lines or getattr(func, "__name__", "") in ("__get__", "backward"):
             return func(*args, **kwargs)
+        frame = frame_here()
+        if place not in self.met and isinstance(frame, FrameType):
+            self.met.add(place)
+            self.names[place] = self.names.get(place, Names()) | names_in(frame)
 
         def wide(leaf: Any) -> Any:
             low = isinstance(leaf, torch.Tensor) and leaf.dtype in (torch.float16, torch.bfloat16)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import linecache
 import os
 import sys
 import sysconfig
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, Literal
 
 import torch
 from torch.autograd import graph
 
 import amp_fuzz
 
-__all__ = ["Place", "Places", "is_library", "place_here"]
+__all__ = ["Place", "Places", "frame_here", "is_library", "place_here", "raised_at"]
 
 _SKIPPED = (
     str(Path(amp_fuzz.__file__).parent) + os.sep,
@@ -27,7 +27,10 @@ _SKIPPED = (
     contextlib.__file__,
     "<",
 )
-_LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib")})
+_LIBRARIES = (
+    *{sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib")},
+    str(Path(torch.__file__).parents[1]) + os.sep,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +56,6 @@ class Place:
             return self.module or "the callable"
         return f"{self.short} ({self.module})" if self.module else self.short
 
-    @property
-    def source(self) -> str:
-        """The line itself, or "" where the file cannot be read."""
-        return linecache.getline(self.file, self.line).strip() if self.file else ""
-
 
 @cache
 def _skipped(file: str) -> bool:
@@ -75,15 +73,48 @@ def place_here(stack: Sequence[str]) -> Place | None:
 
     stack: the paths of the submodules that are being called.
     """
-    frame: Any = sys._getframe(1)
+    found = frame_here()
+    module = stack[-1] if stack else ""
+    if isinstance(found, FrameType):
+        return Place(module, found.f_code.co_filename, found.f_lineno)
+    return Place(module) if found == "none" else None
+
+
+def frame_here() -> FrameType | Literal["none", "backward"]:
+    """Return the innermost frame of the user's code within the call that is followed."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code is graph._engine_run_backward.__code__:
-            return None
+            return "backward"
         if not _skipped(code.co_filename):
-            return Place(stack[-1] if stack else "", code.co_filename, frame.f_lineno)
+            return frame
+        if code.co_name == CALLING:  # above it is the code that asks for the diagnosis
+            return "none"
         frame = frame.f_back
-    return Place(stack[-1] if stack else "")
+    return "none"
+
+
+CALLING = "_drive"
+"""The function of this package that calls the user's code."""
+
+
+def raised_at(error: BaseException, paths: Mapping[torch.nn.Module, str]) -> Place:
+    """Return the statement of the user's code that raised an error, by its traceback.
+
+    paths: of the submodules.
+    """
+    found, at = Place(""), error.__traceback__
+    while at is not None:
+        code, module = at.tb_frame.f_code, found.module
+        owner = at.tb_frame.f_locals.get("self")
+        if isinstance(owner, torch.nn.Module):
+            module = paths.get(owner, module)
+        file, line = found.file, found.line
+        if not _skipped(code.co_filename):
+            file, line = code.co_filename, at.tb_lineno
+        found, at = Place(module, file, line), at.tb_next
+    return found
 
 
 class Places:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -12,6 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 from amp_fuzz.interfaces.precision.sites import Place, Places
 from amp_fuzz.reference.shadow.copies import WIDE
+from amp_fuzz.reference.shadow.schemas import draws
 from amp_fuzz.reference.shadow.twin import Step, Twin, is_followed
 from amp_fuzz.reference.shadow.written import SIXTEEN, in_method
 
@@ -20,12 +22,23 @@ __all__ = ["Event", "EventKind", "Tally", "Watch", "error_of"]
 _aten = torch.ops.aten
 
 EventKind: TypeAlias = Literal[
-    "overflow", "vanish", "collapse", "constant", "lowered", "stuck", "choice"
+    "overflow",
+    "vanish",
+    "collapse",
+    "constant",
+    "lowered",
+    "stuck",
+    "choice",
+    "raises",
 ]
 _WHOLE = {torch.bfloat16: 256, torch.float16: 2048}
 """Up to here a dtype has every whole number."""
 _CONSTANTS = ("add", "sub", "rsub", "clamp", "clamp_min", "maximum", "fill", "full", "where")
-_CHOOSING = ("argmax", "argmin", "max", "min", "sort", "topk", "kthvalue", "mode", "searchsorted")
+_CHOOSING = (
+    *("argmax", "argmin", "max", "min", "sort", "topk", "kthvalue", "mode", "searchsorted"),
+    *("bucketize", "eq", "ne", "gt", "ge", "lt", "le", "nonzero", "cast"),
+)
+"""Ops whose results of whole numbers and booleans are computed from floats."""
 _ADDING = ("add", "add_", "sub_", "lerp_", "addcmul_", "addcdiv_", "copy_")
 
 
@@ -34,8 +47,8 @@ class Tally:
     """What the ops of one statement lost, forward or backward.
 
     given, made, result: the largest relative error (the Euclidean norm of a tensor's error over
-    that of the exact tensor) of what an op was given, of what it added itself, and of what it
-    returned. overflowed, flushed, of: how many elements became infinite or NaN, and 0, though they
+    that of the exact tensor) of what other statements gave it, of what an op added itself, and of
+    what an op returned. overflowed, flushed, of: how many elements became infinite or NaN, and 0, though they
     exactly are neither; and of how many. low: elements that are 16 bits wide. ops: their names.
     """
 
@@ -72,10 +85,13 @@ def error_of(value: torch.Tensor, exact: torch.Tensor) -> tuple[float, int]:
     The error is the Euclidean norm of the difference over that of the exact tensor, among elements
     that are finite in both; 0 where both are 0. Lost are those that are finite only exactly.
     """
-    wide = value.to(exact.dtype)
-    off, size = _norm(wide - exact), _norm(exact)
+    off, size = 0.0, 0.0
+    for part, exactly in zip(*_parts(value, exact), strict=True):
+        off = math.hypot(off, _norm(exactly - part))
+        size = math.hypot(size, _norm(exactly))
     lost = 0
     if not (off < float("inf") and size < float("inf")):
+        wide = value.to(exact.dtype)
         finite = torch.isfinite(exact)
         lost = int((finite & ~torch.isfinite(wide)).sum())
         finite &= torch.isfinite(wide)
@@ -86,7 +102,21 @@ def error_of(value: torch.Tensor, exact: torch.Tensor) -> tuple[float, int]:
 
 
 def _norm(tensor: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor)) if tensor.numel() else 0.0
+    return torch.linalg.vector_norm(tensor).item() if tensor.numel() else 0.0  # type: ignore[no-any-return]
+
+
+_PART = 2**15
+
+
+def _parts(*tensors: torch.Tensor) -> Sequence[Sequence[torch.Tensor]]:
+    """Return tensors of one shape in parts that stay in a core's cache: new memory takes longer."""
+    if tensors[0].device.type != "cpu" or tensors[0].numel() <= _PART:
+        return [[t] for t in tensors]
+    order = sorted(range(tensors[0].dim()), key=tensors[0].stride, reverse=True)
+    ordered = [t.permute(order) for t in tensors]
+    if not all(t.is_contiguous() for t in ordered):
+        return [[t] for t in tensors]
+    return [t.view(-1).split(_PART) for t in ordered]
 
 
 def _short(dtype: torch.dtype) -> str:
@@ -96,7 +126,10 @@ def _short(dtype: torch.dtype) -> str:
 class Watch:
     """Follows a run with a `Twin`: give `Watch.note` to it.
 
-    state: the storages that live longer than the call (parameters, buffers), as ``_cdata``.
+    state: the storages that live longer than the call (parameters, buffers), as ``_cdata``. casts:
+    how many autocast made. written: the statements that cast to 16 bits by hand. choices: how many
+    results of whole numbers and booleans are others for exact numbers. products: floating-point
+    operations of products, by statement and whether they were in 16 bits.
     """
 
     def __init__(self, places: Places, state: frozenset[int]) -> None:
@@ -104,8 +137,9 @@ class Watch:
         self.twin = Twin(self.note)
         self.tallies: dict[tuple[Place, bool], Tally] = {}
         self.events: dict[tuple[Any, ...], Event] = {}
-        self.products: Counter[tuple[str, bool]] = Counter()
+        self.products: Counter[tuple[Place, bool]] = Counter()
         self.casts = 0
+        self.written: dict[Place, None] = {}
         self.choices = 0
         self._kinds: set[str] = set()
 
@@ -115,11 +149,15 @@ class Watch:
         """Take in one op: see `Twin`."""
         place, backward = self.places.now()
         name = step.func.__name__.partition(".")[0]
+        name = "cast" if name == "_to_copy" else name
         tally = self.tallies.setdefault((place, backward), Tally())
         tally.ops[name] += 1
         if step.func is _aten._to_copy.default and step.made:
             self._cast(step, place, backward)
-        given = max((self._known(t) for t, exact in step.given if exact is not None), default=0.0)
+        here = place, backward
+        given = max(
+            (self._known(t, here) for t, exact in step.given if exact is not None), default=0.0
+        )
         low = any(t.dtype in SIXTEEN for t, _ in step.made)
         made = self._made(step) if low else [0.0] * len(step.made)
         tally.given = max(tally.given, given)
@@ -130,7 +168,8 @@ class Watch:
             if exact is None:
                 continue
             error, lost = error_of(t, exact)
-            self.twin.tags(t)["error"] = error
+            error = math.inf if lost else error
+            self.twin.tags(t).update(error=error, here=here)
             tally.made, tally.result = max(tally.made, own), max(tally.result, error)
             tally.of += t.numel()
             tally.low += t.numel() if t.dtype in SIXTEEN else 0
@@ -144,25 +183,36 @@ class Watch:
             self._added(step, place, backward, name)
         self._count(step, place, low)
 
-    def _known(self, tensor: torch.Tensor) -> float:
-        return float(self.twin.tags(tensor).get("error", 0.0))
+    def _known(self, tensor: torch.Tensor, here: tuple[Place, bool]) -> float:
+        """Return the error of an operand; 0 if the same statement made it, as in a loop."""
+        tags = self.twin.tags(tensor)
+        return 0.0 if tags.get("here") == here else float(tags.get("error", 0.0))
 
     def _by(self, tensor: torch.Tensor) -> Place | None:
         """Return where the user's code made a tensor float32 by hand, or what it is made of."""
         return self.twin.tags(tensor).get("wide")
 
     def _made(self, step: Step) -> list[float]:
-        """Return the error that the op itself adds to each result: it computes in float32."""
+        """Return the error that the op itself adds to each result: it computes in float32.
+
+        What is drawn at random has none.
+        """
+        if step.facts.draws and draws(step.func, step.args, step.kwargs):
+            return [0.0] * len(step.made)
+        if step.single is not None:
+            return [error_of(t, f)[0] for (t, _), f in zip(step.made, step.single, strict=True)]
         inputs = [t.float() if t.dtype in SIXTEEN else t for t, _ in step.given]
         if any(t.dtype not in (torch.float32, torch.float64) for t in inputs if t.dtype in WIDE):
             return [0.0] * len(step.made)
         if any(exact is None for _, exact in step.made):
             return [0.0] * len(step.made)
-        found = [t.double() for t in inputs[:1]] if step.func is _aten._to_copy.default else None
+        cast = step.func is _aten._to_copy.default
+        found = [t.double() if t.dtype not in WIDE else t for t in inputs[:1]] if cast else None
         found = found or step.again(inputs)
         if found is None:
             return [0.0] * len(step.made)
-        return [error_of(t, f)[0] for (t, _), f in zip(step.made, found, strict=True)]
+        errors = [error_of(t, f) for (t, _), f in zip(step.made, found, strict=True)]
+        return [math.inf if lost else error for error, lost in errors]
 
     # -- events -----------------------------------------------------------------------------------
 
@@ -190,13 +240,18 @@ class Watch:
         name: str,
     ) -> None:
         tally.overflowed += lost
-        exact_inputs = all(
-            exact is None or bool(torch.isfinite(g).all() | ~torch.isfinite(exact).all())
+        if any(
+            exact is not None and bool((torch.isfinite(exact) & ~torch.isfinite(g)).any())
             for g, exact in step.given
-        )
-        if exact_inputs:
-            text = f"{lost} of {t.numel()} elements of {name} leave the range of {_short(t.dtype)}"
-            self._tell("overflow", place, backward, name, text)
+        ):
+            return  # an op before this one is told of
+        some = f"{lost} of {t.numel()} elements of {name}"
+        found = step.again([g.double() if g.dtype in WIDE else g for g, _ in step.given])
+        if found is not None and not all(bool(torch.isfinite(f).all()) for f in found):
+            text = f"{some} are not finite for operands that lost their digits"
+        else:
+            text = f"{some} leave the range of {_short(t.dtype)}"
+        self._tell("overflow", place, backward, name, text)
 
     def _small(
         self,
@@ -237,7 +292,7 @@ class Watch:
 
     def _collapsed(self, t: torch.Tensor, exact: torch.Tensor, place: Place, name: str) -> None:
         """Tell of different whole numbers that become equal."""
-        end = float(exact.abs().amax())
+        end = torch.linalg.vector_norm(exact, float("inf")).item()
         if not _WHOLE[t.dtype] < end < 2.0**53 or bool((exact != exact.round()).any()):
             return
         there, kept = len(torch.unique(exact)), len(torch.unique(t))
@@ -253,12 +308,18 @@ class Watch:
         if tensor.dtype is torch.float32 and is_followed(tensor):
             self.twin.tags(tensor)["wide"] = place
 
+    def raised(self, place: Place, error: Exception) -> None:
+        """Tell of the statement that raised an error."""
+        text = f"raises {type(error).__name__}: {error}".partition("\n")[0]
+        self._tell("raises", place, False, "", text)
+
     def _cast(self, step: Step, place: Place, backward: bool) -> None:
-        """Count a cast that autocast makes, and tell of what was made float32 by hand before."""
+        """Tell of a cast that autocast makes of what was made float32 by hand before."""
         (given, exact), (made, _) = step.given[0], step.made[0]
+        if made.dtype in SIXTEEN and in_method() and place.file:
+            self.written.setdefault(place)
         if made.dtype not in SIXTEEN or exact is None or given.dtype in SIXTEEN or in_method():
             return
-        self.casts += 1
         by = self._by(given)
         if by is not None and not backward and given.dtype is torch.float32:
             text = f"float32 by hand at {by.short}, cast to {_short(made.dtype)} again by autocast"
@@ -281,7 +342,9 @@ class Watch:
             off = int((mine != other).sum()) if mine.shape == other.shape else 0
             if off:
                 self.choices += off
-                text = f"{off} of {mine.numel()} indices of {name} are others for exact numbers"
+                text = (
+                    f"{off} of {mine.numel()} results of {name} differ from those of exact numbers"
+                )
                 self._tell("choice", place, backward, name, text)
 
     def _added(self, step: Step, place: Place, backward: bool, name: str) -> None:
@@ -309,13 +372,9 @@ class Watch:
             return
         try:
             out: Any = step.made[0][0] if len(step.made) == 1 else tuple(t for t, _ in step.made)
-            self.products[place.module, low] += int(formula(*step.args, **step.kwargs, out_val=out))
+            self.products[place, low] += int(formula(*step.args, **step.kwargs, out_val=out))
         except Exception:  # a formula for other arguments
             return
-
-    def by_place(self) -> Mapping[tuple[Place, bool], Tally]:
-        """Return the tallies by statement, and whether they are of its backward pass."""
-        return self.tallies
 
     def told(self, *kinds: EventKind) -> Sequence[Event]:
         """Return the events of some kinds, in order."""

@@ -12,36 +12,84 @@ view of the one is the same view of the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_fuzz.reference import dispatch
+from amp_fuzz.reference.shadow.band import REAL
 from amp_fuzz.reference.shadow.call import Facts, facts_of
-from amp_fuzz.reference.shadow.copies import WIDE, no_modes, resolved, seen_as, tensors_in
+from amp_fuzz.reference.shadow.copies import (
+    WIDE,
+    no_modes,
+    resolved,
+    seen_as,
+    tensors_in,
+    with_tensors,
+)
 from amp_fuzz.reference.shadow.exact import EXACT
 from amp_fuzz.reference.shadow.schemas import bound, draws
+from amp_fuzz.reference.shadow.written import SIXTEEN
 
-__all__ = ["Redraw", "Step", "Twin", "is_followed"]
+__all__ = ["Redraw", "Step", "Twin", "TwinError", "is_followed"]
 
 _aten = torch.ops.aten
 _CASTS = (_aten._to_copy.default, _aten.clone.default)
+_CHANCES = (_aten.bernoulli.default, _aten.poisson.default)
+_PRODUCTS = frozenset(
+    (
+        _aten.mm.default,
+        _aten.bmm.default,
+        _aten.addmm.default,
+        _aten.baddbmm.default,
+        _aten.convolution.default,
+        _aten.convolution_backward.default,
+    )
+)
+"""Those whose 16-bit kernels add up in float32 and round once, on every device."""
+_PICKING: Mapping[Any, int] = {
+    **dict.fromkeys(
+        (
+            _aten.max.dim,
+            _aten.min.dim,
+            _aten.median.dim,
+            _aten.nanmedian.dim,
+            _aten.mode.default,
+            _aten.kthvalue.default,
+            _aten.topk.default,
+            _aten.sort.default,
+            _aten.sort.stable,
+            _aten.cummax.default,
+            _aten.cummin.default,
+        ),
+        1,
+    ),
+    _aten.max_pool2d_with_indices.default: 2,
+    _aten.adaptive_max_pool2d.default: 2,
+    _aten.max_pool3d_with_indices.default: 3,
+    _aten.adaptive_max_pool3d.default: 3,
+}
+"""Those that return elements and where they were, among how many dimensions."""
+_LEAST = 16 * 2**20
+_to = torch.Tensor.to  # a watch exchanges the method while a block runs
 
 
 @dataclass(slots=True)
 class _Memory:
     """The exact copy of a storage: ``[elements]``, float64 or complex128.
 
-    keep: tells when the storage is gone. shared: another storage has the same exact copy. tags:
-    what the user of the mode notes of it.
+    keep: tells when the storage is gone; while it is held, no other storage has the same address.
+    flat: another memory may have it too if `shared`. real, nbytes: of the storage. tags: what the
+    user of the mode notes of it.
     """
 
     keep: StorageWeakRef
     flat: torch.Tensor
+    real: torch.dtype
+    nbytes: int
     shared: bool = False
     tags: dict[str, Any] = field(default_factory=dict)
 
@@ -52,7 +100,10 @@ class Step:
 
     func, args, kwargs: the call. facts: what is known of the op. given: its tensors, with the exact
     copy of each that is a float, as they were before. made: the floating results, with theirs;
-    None where the op could not be followed. numbers: the other results that are new.
+    None where the op could not be followed. numbers: the other results that are new. single: the
+    floating results before they were rounded to 16 bits, where they are known.
+
+    It holds while the note of it runs: what is written later may be written to its tensors.
     """
 
     func: Any
@@ -62,15 +113,18 @@ class Step:
     given: Sequence[tuple[torch.Tensor, torch.Tensor | None]]
     made: Sequence[tuple[torch.Tensor, torch.Tensor | None]]
     numbers: Sequence[torch.Tensor]
+    single: Sequence[torch.Tensor] | None = None
 
     def again(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         """Return the floating results for other tensors of wide dtypes; None: they do not come.
 
         Nothing is written: what the op would write in place, it writes to a copy.
         """
-        own = [t.clone() if i in _targets(self) else t for i, t in enumerate(tensors)]
-        found = _run(self.func, self.args, self.kwargs, own, [t for t, _ in self.made])
-        return None if found is None or len(found) != len(self.made) else found
+        return _run(self.func, self.args, self.kwargs, tensors, [t for t, _ in self.made])
+
+
+class TwinError(RuntimeError):
+    """An op was not followed, by a fault of this package: the callable did not raise."""
 
 
 def is_followed(tensor: torch.Tensor) -> bool:
@@ -84,7 +138,7 @@ def is_followed(tensor: torch.Tensor) -> bool:
     )
 
 
-class Twin(TorchDispatchMode):
+class Twin(dispatch.Mode):
     """Keep an exact copy beside each floating tensor of a block.
 
     Args:
@@ -92,7 +146,10 @@ class Twin(TorchDispatchMode):
             called outside of all modes, without gradients.
 
     Use it inside or around `reference.autocast`, or torch's own, and ask `exact` for any tensor of
-    the block. What it meets for the first time counts as exact.
+    the block. What it meets for the first time counts as exact. On the CPU a product of 16-bit
+    tensors is computed in float32 and rounded once, as the 16-bit kernels of accelerators do.
+    Those of the CPU take up to ten times as long where it has no instructions for 16 bits, and
+    differ in the order of the sum.
 
     refused: the ops that no kernel computes in float64 or float32; their results count as exact.
     drawn: each op that drew at random, and what it made; see `Redraw`.
@@ -102,73 +159,85 @@ class Twin(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._note = note
         self._memories: dict[int, _Memory] = {}
-        self._sweep_at = 1024
+        self._added, self._sweep_at = 0, _LEAST
         self.refused: set[str] = set()
         self.drawn: list[tuple[Any, list[torch.Tensor]]] = []
 
     def exact(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the exact copy of a floating tensor: float64 or complex128, of its shape."""
         with torch.no_grad(), no_modes():
-            return self._seen(tensor.detach()).clone()
+            own = tensor.detach()
+            self._memory(own).shared = True  # what is written later is written to another one
+            return self._seen(own)
 
     def tags(self, tensor: torch.Tensor) -> dict[str, Any]:
         """Return what is noted of the memory of a floating tensor, to read and to add to."""
-        with torch.no_grad(), no_modes():
-            return self._memory(tensor.detach()).tags
+        found = self._memories.get(_address(tensor))
+        if found is None:
+            with torch.no_grad(), no_modes():
+                found = self._memory(tensor.detach())
+        return found.tags
+
+    def forget(self) -> None:
+        """Let go of all exact copies."""
+        self._memories.clear()
 
     # -- the copies -------------------------------------------------------------------------------
 
     def _memory(self, tensor: torch.Tensor) -> _Memory:
         storage = tensor.untyped_storage()
-        key = storage._cdata
-        found = self._memories.get(key)
-        if found is None or found.keep.expired():
-            plain = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-            count = storage.nbytes() // tensor.element_size()
-            flat = plain.set_(storage, 0, (count,), (1,)).to(WIDE[tensor.dtype])
-            found = self._memories[key] = _Memory(StorageWeakRef(storage), flat)
-            if len(self._memories) > self._sweep_at:
-                self._sweep()
-        return found
+        found = self._memories.get(storage._cdata)
+        nbytes, real = storage.nbytes(), REAL.get(tensor.dtype, tensor.dtype)
+        if found is not None and found.real is real and found.nbytes == nbytes:
+            return found
+        plain = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        plain.set_(storage, 0, (nbytes // tensor.element_size(),), (1,))
+        made = self._remember(storage, _wide(plain), real)
+        if found is not None and found.real is real:  # it was resized
+            old, new = _numbers(found.flat), _numbers(made.flat)
+            count = min(len(old), len(new))
+            new[:count] = old[:count]
+        return made
+
+    def _remember(
+        self, storage: torch.UntypedStorage, flat: torch.Tensor, real: torch.dtype
+    ) -> _Memory:
+        made = _Memory(StorageWeakRef(storage), flat, real, storage.nbytes())
+        self._memories[storage._cdata] = made
+        self._added += flat.nbytes + _LEAST // 1024  # sweep after a thousand small ones, too
+        if self._added > self._sweep_at:
+            self._sweep()
+        return made
 
     def _sweep(self) -> None:
         gone = [key for key, memory in self._memories.items() if memory.keep.expired()]
         for key in gone:
             del self._memories[key]
-        self._sweep_at = max(1024, len(self._memories) + 256)
+        left = sum(memory.flat.nbytes for memory in self._memories.values())
+        self._added, self._sweep_at = 0, max(_LEAST, left // 8)
 
     def _window(self, memory: _Memory, tensor: torch.Tensor) -> torch.Tensor:
         """Return the part of an exact copy that a tensor covers, without its lazy bits."""
         flat = memory.flat
-        if flat.is_complex() and not tensor.is_complex():
-            flat = torch.view_as_real(flat).reshape(-1)
-        elif tensor.is_complex() and not flat.is_complex():
-            flat = torch.view_as_complex(flat.reshape(-1, 2))
+        if tensor.is_complex() and not flat.is_complex():
+            flat = torch.view_as_complex(flat[: len(flat) // 2 * 2].reshape(-1, 2))
+        elif not tensor.is_complex():
+            flat = _numbers(flat)
         return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
     def _seen(self, tensor: torch.Tensor) -> torch.Tensor:
         return seen_as(self._window(self._memory(tensor), tensor), tensor)
 
-    def _own(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the part of an exact copy to write to: no other storage's."""
+    def _write(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Keep what was written to a tensor. Nothing else may hold the memory of `value`."""
         memory = self._memory(tensor)
+        value = seen_as(value, tensor)
+        if _covers(tensor) and memory.flat.is_complex() == value.is_complex():
+            memory.flat, memory.shared = _laid_out(value, tensor), False
+            return
         if memory.shared:
             memory.flat, memory.shared = memory.flat.clone(), False
-        return self._window(memory, tensor)
-
-    def _keep(self, tensor: torch.Tensor, made: torch.Tensor) -> None:
-        """Keep the exact copy of a tensor that an op made, laid out as the tensor is."""
-        storage = tensor.untyped_storage()
-        count = storage.nbytes() // tensor.element_size()
-        same = made.stride() == tensor.stride() and tensor.storage_offset() == 0
-        if same and made.storage_offset() == 0 and _elements(made) == count:
-            flat = made.as_strided((count,), (1,))
-        else:
-            flat = torch.zeros(count, dtype=made.dtype, device=made.device)
-            flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).copy_(made)
-        self._memories[storage._cdata] = _Memory(StorageWeakRef(storage), flat)
-        if len(self._memories) > self._sweep_at:
-            self._sweep()
+        self._window(memory, tensor).copy_(value)
 
     def _share(self, tensor: torch.Tensor, source: torch.Tensor) -> bool:
         """Let a cast have the exact copy of what was cast, if both are laid out alike."""
@@ -182,8 +251,8 @@ class Twin(TorchDispatchMode):
         if alike:
             memory = self._memory(source)
             memory.shared = True
-            storage = tensor.untyped_storage()
-            self._memories[storage._cdata] = _Memory(StorageWeakRef(storage), memory.flat, True)
+            storage, real = tensor.untyped_storage(), REAL.get(tensor.dtype, tensor.dtype)
+            self._remember(storage, memory.flat, real).shared = True
         return alike
 
     # -- following --------------------------------------------------------------------------------
@@ -202,27 +271,44 @@ class Twin(TorchDispatchMode):
         if not all(map(is_followed, tensors)):
             with dispatch.kept():
                 return func(*args, **kwargs)
-        with torch.no_grad():
-            # What is written in place must be known as it was before.
-            before = self._given(tensors, clone=self._note is not None) if facts.writes else []
-        with dispatch.kept():
-            out = func(*args, **kwargs)
-        if facts.view and not facts.writes:
+        targets = _targets_of(func, args, kwargs, facts)
+        before = self._before(tensors, targets) if targets else []
+        single = _single_product(func, args, kwargs, tensors)
+        if single is None:
+            with dispatch.kept():
+                out = func(*args, **kwargs)
+        else:
+            out = _rounded(single, tensors[0].dtype)
+        own = {_address(t) for t in tensors}
+        fresh = [t for t in tensors_in(out) if is_followed(t) and _address(t) not in own]
+        if facts.uninitialised or not (targets or fresh):
             return out
         with torch.no_grad(), no_modes():
-            self._follow(func, args, kwargs, facts, tensors, before, out)
+            written = [tensors[i].detach() for i in targets]
+            made = [t.detach() for t in fresh]
+            before = before or [
+                (t.detach(), self._seen(t.detach()) if t.dtype in WIDE else None) for t in tensors
+            ]
+            try:
+                self._follow(func, args, kwargs, facts, before, written, made, single)
+            except Exception as error:
+                raise TwinError(f"{func} cannot be followed: please report it") from error
         return out
 
-    def _given(
-        self, tensors: Sequence[torch.Tensor], *, clone: bool
+    def _before(
+        self, tensors: Sequence[torch.Tensor], targets: Sequence[int]
     ) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-        with no_modes():
-            return [
-                (t.detach().clone() if clone else t, self._seen(t.detach()).clone())
-                if t.dtype in WIDE
-                else (t, None)
-                for t in tensors
-            ]
+        """Return tensors and their exact copies, with copies of what an op is to write."""
+        with torch.no_grad(), no_modes():
+            found = []
+            for i, tensor in enumerate(tensors):
+                t = tensor.detach()
+                exact = self._seen(t) if t.dtype in WIDE else None
+                if i in targets:
+                    exact = exact if exact is None or _covers(t) else exact.clone()
+                    t = t.clone() if exact is None or self._note is not None else t
+                found.append((t, exact))
+            return found
 
     def _follow(
         self,
@@ -230,56 +316,56 @@ class Twin(TorchDispatchMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         facts: Facts,
-        tensors: Sequence[torch.Tensor],
         before: list[tuple[torch.Tensor, torch.Tensor | None]],
-        out: Any,
+        written: Sequence[torch.Tensor],
+        fresh: Sequence[torch.Tensor],
+        single: Any,
     ) -> None:
-        own = {t.untyped_storage()._cdata for t in tensors}
-        fresh = [
-            t.detach()
-            for t in tensors_in(out)
-            if is_followed(t) and t.untyped_storage()._cdata not in own
-        ]
-        written = [tensors[i].detach() for i in _targets_of(func, args, kwargs, facts)]
+        for t in written:
+            if t.dtype not in WIDE:  # it may be a float's memory, seen as integers
+                self._memories.pop(_address(t), None)
         written = [t for t in written if t.dtype in WIDE]
         floats = [t for t in fresh if t.dtype in WIDE]
-        if facts.uninitialised or not (written or fresh):
-            return
-        if not before:
-            before = [
-                (t.detach(), self._seen(t.detach()) if t.dtype in WIDE else None) for t in tensors
-            ]
         results = [*written, *floats]
         made: Sequence[torch.Tensor | None] | None
         if facts.draws and draws(func, args, kwargs):
-            self.drawn.append((func, [t.clone() for t in (*fresh, *written)]))
-            made = self._drawn(func, args, kwargs, before, results, fresh)
-        elif func in _CASTS and not written and self._cast(tensors, floats):
+            made = self._drawn(func, args, kwargs, before, results, [*fresh, *written])
+        elif func in _CASTS and self._cast(before, floats):
             made = [self._seen(t) for t in floats]
+            floats = []
+        elif func in _PICKING and before[0][1] is not None and not written:
+            made = [_picked(func, args, kwargs, before[0][1], fresh[1])]
         else:
             wide = [t if exact is None else exact for t, exact in before]
             made = _run(func, args, kwargs, wide, results) if results else []
-            if made is None or len(made) != len(results):
-                made = None
         if made is None:
             self.refused.add(str(func).removeprefix("aten."))
             made = [None] * len(results)
-        for t, exact in zip(results, made, strict=True):
-            value = t.to(WIDE[t.dtype]) if exact is None else exact
-            if any(t is w for w in written):
-                self._own(t).copy_(seen_as(value, t))
-            elif not (func in _CASTS and t.untyped_storage()._cdata in self._memories):
-                self._keep(t, value)
+        kept = {_address(t) for t in written}
+        for t, exact in zip([*written, *floats], made, strict=False):
+            value = _wide(t) if exact is None else exact
+            address = _address(t)
+            if address in kept or not _covers(t):
+                self._write(t, value)
+            else:
+                flat = _laid_out(seen_as(value, t), t)
+                self._remember(t.untyped_storage(), flat, REAL.get(t.dtype, t.dtype))
+            kept.add(address)
         if self._note is not None:
             numbers = [t for t in fresh if t.dtype not in WIDE]
             pairs = list(zip(results, made, strict=True))
-            self._note(Step(func, args, kwargs, facts, before, pairs, numbers))
+            unrounded = None if single is None else tensors_in(single)
+            self._note(Step(func, args, kwargs, facts, before, pairs, numbers, unrounded))
 
-    def _cast(self, tensors: Sequence[torch.Tensor], floats: Sequence[torch.Tensor]) -> bool:
+    def _cast(
+        self,
+        before: Sequence[tuple[torch.Tensor, torch.Tensor | None]],
+        floats: Sequence[torch.Tensor],
+    ) -> bool:
         """Follow a cast or a copy without computing; False: it has to be run."""
-        if not floats or len(tensors) != 1 or tensors[0].dtype not in WIDE:
+        if not floats or len(before) != 1 or before[0][1] is None:
             return False
-        source = tensors[0].detach()
+        source = before[0][0]
         if source.is_conj() or source.is_neg() or floats[0].shape != source.shape:
             return False
         return self._share(floats[0], source)
@@ -291,23 +377,24 @@ class Twin(TorchDispatchMode):
         kwargs: dict[str, Any],
         before: Sequence[tuple[torch.Tensor, torch.Tensor | None]],
         results: Sequence[torch.Tensor],
-        fresh: Sequence[torch.Tensor],
+        all_made: Sequence[torch.Tensor],
     ) -> Sequence[torch.Tensor | None] | None:
         """Return the exact results of an op that draws: what was drawn is as it is."""
         if func is _aten.native_dropout.default:
             p = float(bound(func, args, kwargs)["p"])
-            exact = before[0][1]
+            exact, mask = before[0][1], all_made[1]
             assert exact is not None
-            return [exact * fresh[1].to(exact.dtype) * (0.0 if p == 1 else 1 / (1 - p))]
-        if any(exact is not None for _, exact in before) and not _targets_of(
-            func, args, kwargs, facts_of(func)
-        ):
+            self.drawn.append((func, [mask.clone()]))
+            return [exact * mask * (0.0 if p == 1 else 1 / (1 - p))]
+        self.drawn.append((func, [t.clone() for t in all_made]))
+        depends = any(exact is not None for _, exact in before) and func not in _CHANCES
+        if results and depends and not _targets_of(func, args, kwargs, facts_of(func)):
             return None
-        return [t.to(WIDE[t.dtype]) for t in results]
+        return [_wide(t) for t in results]
 
 
-class Redraw(TorchDispatchMode):
-    """Let the random ops of a block make again what those of another run made, in order.
+class Redraw(dispatch.Mode):
+    """Let a block run as it did in a `Twin`, without exact copies: its draws and its products.
 
     A run in another dtype draws other numbers from the same seed. drawn: see `Twin`. An op that
     draws another kind, or another shape, draws for itself, and so do all after it.
@@ -326,6 +413,11 @@ class Redraw(TorchDispatchMode):
     ) -> Any:
         """Run an op, and replace what it drew."""
         kwargs = kwargs or {}
+        if func in _PRODUCTS:
+            tensors = tensors_in((args, kwargs))
+            single = _single_product(func, args, kwargs, tensors)
+            if single is not None:
+                return _rounded(single, tensors[0].dtype)
         with dispatch.kept():
             out = func(*args, **kwargs)
         facts = facts_of(func)
@@ -335,28 +427,99 @@ class Redraw(TorchDispatchMode):
         targets = _targets_of(func, args, kwargs, facts)
         ids = {id(tensors[i]) for i in targets}
         made = [t for t in tensors_in(out) if id(t) not in ids] + [tensors[i] for i in targets]
+        dropout = func is _aten.native_dropout.default
+        drawn = made[1:] if dropout else made
         before, values = self._drawn.pop()
-        if before is not func or [t.shape for t in made] != [v.shape for v in values]:
+        if before is not func or [t.shape for t in drawn] != [v.shape for v in values]:
             self._drawn.clear()
             return out
-        if func is _aten.native_dropout.default:  # its result is what it was given, with zeros
-            p = float(bound(func, args, kwargs)["p"])
-            kept = values[1].to(made[0].dtype)
-            made[0].copy_(tensors[0] * kept * (0.0 if p == 1 else 1 / (1 - p)))
-            made[1].copy_(values[1])
-            return out
         with torch.no_grad():
-            for t, value in zip(made, values, strict=True):
+            for t, value in zip(drawn, values, strict=True):
                 t.copy_(value)
+            if dropout:  # its result is what it was given, with zeros
+                p = float(bound(func, args, kwargs)["p"])
+                kept = made[1].to(made[0].dtype)
+                made[0].copy_(tensors[0] * kept * (0.0 if p == 1 else 1 / (1 - p)))
         return out
+
+
+def _picked(
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    exact: torch.Tensor,
+    index: torch.Tensor,
+) -> torch.Tensor:
+    """Return the exact copies of the elements that an op picked."""
+    dims = _PICKING[func]
+    if dims > 1:
+        flat = exact.flatten(-dims).gather(-1, index.flatten(-dims))
+        return flat.view(index.shape)
+    dim = bound(func, args, kwargs)["dim"]
+    if exact.dim() == 0:
+        return exact.clone()
+    if index.dim() == exact.dim():
+        return exact.gather(dim, index)
+    return exact.gather(dim, index.unsqueeze(dim)).squeeze(dim)
+
+
+def _single_product(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]
+) -> Any:
+    """Return a product of 16-bit tensors of the CPU in float32; None: it is none."""
+    if func not in _PRODUCTS or len({t.dtype for t in tensors}) != 1:
+        return None
+    if any(t.device.type != "cpu" or t.dtype not in SIXTEEN or not is_followed(t) for t in tensors):
+        return None
+    turn = iter([_to(t, torch.float32) for t in tensors])
+    return func(*(with_tensors(a, turn) for a in args), **kwargs)
+
+
+def _rounded(tree: Any, dtype: torch.dtype) -> Any:
+    """Return the floating results of an op in another dtype."""
+    if isinstance(tree, tuple):
+        return tuple(_rounded(part, dtype) for part in tree)
+    return _to(tree, dtype) if isinstance(tree, torch.Tensor) else tree
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a tensor in float64 or complex128."""
+    return _to(tensor, WIDE[tensor.dtype], copy=True)
+
+
+def _numbers(flat: torch.Tensor) -> torch.Tensor:
+    """Return a flat tensor as real numbers."""
+    return torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata  # type: ignore[no-any-return]
+
+
+def _covers(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is all of its storage, each element once."""
+    if tensor.storage_offset() or _elements(tensor) != tensor.numel():
+        return False
+    return tensor.is_contiguous() or _is_dense(tensor)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is contiguous in some order of its dimensions."""
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    return tensor.permute(order).is_contiguous()
+
+
+def _laid_out(value: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a value as the storage has it that a tensor covers, ``[elements]``."""
+    if value.stride() != tensor.stride():
+        value = torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=value.dtype, device=value.device
+        ).copy_(value)
+    return value.as_strided((value.numel(),), (1,))
 
 
 def _elements(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().nbytes() // tensor.element_size()
-
-
-def _targets(step: Step) -> list[int]:
-    return _targets_of(step.func, step.args, step.kwargs, step.facts)
 
 
 def _targets_of(
@@ -365,9 +528,9 @@ def _targets_of(
     """Return the numbers, among the tensors, of those that an op writes."""
     if not facts.writes:
         return []
-    names = [a.name for a in func._schema.arguments]
-    writes = {a.name for a in func._schema.arguments if a.alias_info and a.alias_info.is_write}
-    given = [*zip(names, args, strict=False), *kwargs.items()]
+    arguments = func._schema.arguments
+    given = [*zip([a.name for a in arguments], args, strict=False), *kwargs.items()]
+    writes = {a.name for a in arguments if a.alias_info and a.alias_info.is_write}
     if not writes and dict(given).get("training"):  # the statistics of a batch norm
         writes = {"running_mean", "running_var"}
     found: list[int] = []
@@ -387,18 +550,16 @@ def _run(
     tensors: Sequence[torch.Tensor],
     results: Sequence[torch.Tensor],
 ) -> list[torch.Tensor] | None:
-    """Run an op on wide tensors; return what it writes, then its new floating results.
+    """Run an op on other tensors; return what it writes, then its new floating results.
 
-    None: no kernel takes them, not those of float32 either.
+    All are new. None: no kernel takes the tensors, not those of float32 either.
     """
     facts = facts_of(func)
     targets = _targets_of(func, args, kwargs, facts)
-    tensors = list(tensors)
-    for i in targets:
-        if tensors[i].dtype in WIDE:
-            tensors[i] = tensors[i].clone()
+    tensors = [t.clone() if i in targets else t for i, t in enumerate(tensors)]
     if facts.pointwise and not facts.moves and not any(t.dtype in WIDE for t in tensors):
-        tensors = [t.double() for t in tensors]  # a quotient of integers
+        tensors = [_to(t, torch.float64) for t in tensors]  # a quotient of integers
+    double = not any(t.dtype in _SINGLE.values() for t in tensors)
     for narrow in (False, True):
         given = [_single(t) for t in tensors] if narrow else tensors
         try:
@@ -407,10 +568,12 @@ def _run(
             continue
         found = [own[i] for i in targets if own[i].dtype in WIDE]
         ids = {id(t) for t in found}
-        storages = {t.untyped_storage()._cdata for t in own}
+        addresses = {_address(t) for t in own}
         fresh = [t for t in tensors_in(out) if t.dtype in WIDE and id(t) not in ids]
-        found += [t.clone() if t.untyped_storage()._cdata in storages else t for t in fresh]
-        found = [resolved(t).to(WIDE[t.dtype]) for t in found]
+        found += [t.clone() if _address(t) in addresses else t for t in fresh]
+        found = [resolved(t) for t in found]
+        if double:
+            found = [_to(t, WIDE[t.dtype]) for t in found]
         if [t.shape for t in found] == [t.shape for t in results]:
             return found
     return None
