@@ -39,18 +39,17 @@ def recomputed_reentrantly(h: Tensor, *parts: nn.Module) -> Tensor:
 
 
 def centred(h: Tensor, norm: nn.Module) -> Tensor:
-    """The bias of the norm has no part in the result: its gradient is 0, up to rounding."""
-    h = norm(h)
+    h = norm(h)  # the result does not depend on its bias: a gradient of 0, up to rounding
     return h - h.mean(0)
 
 
 def shifted(h: Tensor, linear: nn.Linear) -> Tensor:
-    """The same of the bias of a softmax that all logits share."""
+    # Nor on what all logits share.
     return (h + linear.bias.sum()).softmax(-1)
 
 
 def balanced(h: Tensor) -> Tensor:
-    """Its gradients add up to 0 exactly; those of 16 bits do not."""
+    # The gradients add up to 0 exactly; rounded to 16 bits, they do not.
     weights = torch.tensor([1 + 2**-12, -1, -(2**-12), 0])
     return (h * weights.repeat(2)[:, None]).sum()
 
@@ -61,8 +60,7 @@ def causal(h: Tensor) -> Tensor:
 
 
 def infinite(h: Tensor) -> Tensor:
-    """The logarithm of 0 is infinite in float32 too."""
-    return torch.log(F.relu(h))
+    return torch.log(F.relu(h))  # in float32 too
 
 
 MODELS: dict[str, tuple[Callable[..., Tensor], Callable[[], list[nn.Module]]]] = {

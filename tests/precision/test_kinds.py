@@ -22,7 +22,7 @@ def seeded() -> None:
 
 
 def small(y: Tensor) -> Tensor:
-    """A loss whose gradients are small, as those of a mean over many tokens are."""
+    """Return a loss with small gradients, as those of a mean over many tokens are."""
     return y.mean() / 4096
 
 
@@ -142,7 +142,7 @@ def test_time_steps_in_bfloat16_become_equal() -> None:
     assert f"the code itself casts to 16 bits at {result.culprits[0].short}" in str(result.skipped)
 
 
-# -- contexts ---------------------------------------------------------------------------------------
+# -- contexts -------------------------------------------------------------------------------------
 
 
 def test_a_context_of_another_device_casts_nothing() -> None:
@@ -185,7 +185,7 @@ def test_the_dtype_is_that_of_a_context_of_its_own() -> None:
     assert result.dtype == "bfloat16"
 
 
-# -- one statement ----------------------------------------------------------------------------------
+# -- one statement --------------------------------------------------------------------------------
 
 
 def test_the_share_of_a_line_counts_its_own_products() -> None:

@@ -37,6 +37,8 @@ _CONSTANTS = ("add", "sub", "rsub", "clamp", "clamp_min", "maximum", "fill", "fu
 _CHOOSING = (
     *("argmax", "argmin", "max", "min", "sort", "topk", "kthvalue", "mode", "searchsorted"),
     *("bucketize", "eq", "ne", "gt", "ge", "lt", "le", "nonzero", "_to_copy"),
+    *(f"max_pool{n}d_with_indices" for n in (2, 3)),
+    *(f"adaptive_max_pool{n}d" for n in (2, 3)),
 )
 """Ops whose results of whole numbers and booleans are computed from floats."""
 _ADDING = ("add", "add_", "sub_", "lerp_", "addcmul_", "addcdiv_", "copy_")
@@ -48,8 +50,9 @@ class Tally:
 
     given, made, result: the largest relative error (the Euclidean norm of a tensor's error over
     that of the exact tensor) of what other statements gave it, of what an op added itself, and of
-    what an op returned. overflowed, flushed, of: how many elements became infinite or NaN, and 0, though they
-    exactly are neither; and of how many. low: elements that are 16 bits wide. ops: their names.
+    what an op returned. overflowed, flushed: how many elements became infinite or NaN, and 0,
+    though they exactly are neither; of: of how many. low: elements that are 16 bits wide. ops:
+    their names.
     """
 
     given: float = 0.0
@@ -67,7 +70,7 @@ class Event:
     """Something that a statement of the user's code lost, and how often.
 
     op: the op, as torch names it. text: what happened, a sentence without its subject's place.
-    count: how often it happened there. first: whether it is the first of its kind in the run.
+    count: how often it happened there.
     """
 
     kind: EventKind
@@ -76,7 +79,6 @@ class Event:
     op: str
     text: str
     count: int = 1
-    first: bool = False
 
 
 def error_of(value: torch.Tensor, exact: torch.Tensor) -> tuple[float, int]:
@@ -141,7 +143,6 @@ class Watch:
         self.casts = 0
         self.written: dict[Place, None] = {}
         self.choices = 0
-        self._kinds: set[str] = set()
 
     # -- one op -----------------------------------------------------------------------------------
 
@@ -222,11 +223,7 @@ class Watch:
         if event is not None:
             event.count += 1
             return
-        first = kind not in self._kinds
-        self._kinds.add(kind)
-        self.events[kind, place, backward, op, key] = Event(
-            kind, place, backward, op, text, first=first
-        )
+        self.events[kind, place, backward, op, key] = Event(kind, place, backward, op, text)
 
     def _overflowed(
         self,
