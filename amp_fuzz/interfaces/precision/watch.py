@@ -129,7 +129,7 @@ class Watch:
     """Follows a run with a `Twin`: give `Watch.note` to it.
 
     state: the storages that live longer than the call (parameters, buffers), as ``_cdata``. casts:
-    how many autocast made. written: the statements that cast to 16 bits by hand. choices: how many
+    how many autocast made. written: the statements that ask for 16 bits by hand. choices: how many
     results of whole numbers and booleans are others for exact numbers. products: floating-point
     operations of products, by statement and whether they were in 16 bits.
     """
@@ -159,6 +159,8 @@ class Watch:
             (self._known(t, here) for t, exact in step.given if exact is not None), default=0.0
         )
         low = any(t.dtype in SIXTEEN for t, _ in step.made)
+        if low and place.file and not backward and (in_method() or not step.given):
+            self.written.setdefault(place)
         made = self._made(step) if low else [0.0] * len(step.made)
         tally.given = max(tally.given, given)
         by = next((b for t, e in step.given if e is not None and (b := self._by(t))), None)
@@ -312,8 +314,6 @@ class Watch:
     def _cast(self, step: Step, place: Place, backward: bool) -> None:
         """Tell of a cast that autocast makes of what was made float32 by hand before."""
         (given, exact), (made, _) = step.given[0], step.made[0]
-        if made.dtype in SIXTEEN and in_method() and place.file:
-            self.written.setdefault(place)
         if made.dtype not in SIXTEEN or exact is None or given.dtype in SIXTEEN or in_method():
             return
         by = self._by(given)
