@@ -36,7 +36,7 @@ _WHOLE = {torch.bfloat16: 256, torch.float16: 2048}
 _CONSTANTS = ("add", "sub", "rsub", "clamp", "clamp_min", "maximum", "fill", "full", "where")
 _CHOOSING = (
     *("argmax", "argmin", "max", "min", "sort", "topk", "kthvalue", "mode", "searchsorted"),
-    *("bucketize", "eq", "ne", "gt", "ge", "lt", "le", "nonzero", "_to_copy"),
+    *("bucketize", "eq", "ne", "gt", "ge", "lt", "le", "nonzero", "cast"),
     *(f"max_pool{n}d_with_indices" for n in (2, 3)),
     *(f"adaptive_max_pool{n}d" for n in (2, 3)),
 )
@@ -150,6 +150,7 @@ class Watch:
         """Take in one op: see `Twin`."""
         place, backward = self.places.now()
         name = step.func.__name__.partition(".")[0]
+        name = "cast" if name == "_to_copy" else name
         tally = self.tallies.setdefault((place, backward), Tally())
         tally.ops[name] += 1
         if step.func is _aten._to_copy.default and step.made:
