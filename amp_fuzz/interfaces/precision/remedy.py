@@ -37,7 +37,8 @@ def least(
 
     All sets of one size are tried while the time allows, from the empty set up. Otherwise delta
     debugging follows, from the parts that come first. parts: the most suspicious first. deadline:
-    of `time.monotonic`. None: all of them together are not enough.
+    of `time.monotonic`; when it is over, nothing is tried but all parts together. None: those are
+    not enough.
     """
     known: dict[frozenset[T], bool] = {}
 
@@ -54,7 +55,12 @@ def least(
         needed = math.comb(len(parts), size) * each
         if size > 1 and needed > (deadline - time.monotonic()) / 2:
             break
-        found = [some for some in map(frozenset, combinations(parts, size)) if good(some)]
+        found = []
+        for some in map(frozenset, combinations(parts, size)):
+            if time.monotonic() >= deadline:
+                break
+            if good(some):
+                found.append(some)
         if found:
             best = min(found, key=lambda some: sum(map(cost, some)))
             return Found(best, "least", len(known))

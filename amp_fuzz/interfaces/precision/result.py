@@ -139,14 +139,15 @@ class PrecisionResult:
     def culprits(self) -> tuple[Place, ...]:
         """The statements to look at first.
 
-        Those of the remedy; then of its submodules those with an event, and the one where most
-        digits are lost; then those of the other events, and where values fall below what is asked.
+        Those of the remedy; then that of the first event; then of the remedy's submodules those
+        with an event, and the one where most digits are lost; then those of the other events, and
+        where values fall below what is asked.
         """
         remedy = self.remedy or Remedy()
         told = [e.place for e in self.events if e.kind != "lowered" and e.place.file]
         own = [s for s in self.statements if s.place.file]
         lost = sorted(own, key=_drop)
-        found = dict.fromkeys(remedy.lines)
+        found = dict.fromkeys((*remedy.lines, *told[:1]))
         found |= dict.fromkeys(p for p in told if p.module in remedy.modules)
         for module in remedy.modules:
             places = [s.place for s in lost if s.place.module == module]

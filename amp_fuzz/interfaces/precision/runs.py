@@ -30,7 +30,7 @@ from amp_fuzz.interfaces.precision.watch import Watch
 from amp_fuzz.patching import patched
 from amp_fuzz.reference import log_kernels
 from amp_fuzz.reference.shadow.copies import no_modes
-from amp_fuzz.reference.shadow.twin import Redraw, is_followed
+from amp_fuzz.reference.shadow.twin import Redraw, TwinError, is_followed
 from amp_fuzz.reference.shadow.written import SIXTEEN, calling
 
 __all__ = ["Exempt", "Loss", "Runs", "Seen"]
@@ -101,25 +101,24 @@ class Runs:
         watch.twin.forget()
         return seen, exact, watch
 
-    def plain(self) -> Seen:
+    def plain(self, *, written: bool = False) -> Seen:
         """Run in float32: contexts of the callable's own cast nothing either.
 
-        If the code itself casts to 16 bits, run again without these casts. If that raises (a weight
-        may be 16 bits wide), they stay.
+        written: whether its code itself asks for 16 bits. Then it gets float32. If it raises so (a
+        weight may be 16 bits wide), it gets what it asked for.
         """
         redraw = self._redraw() if self.drawn else nullcontext
-        with calling() as met:
-            seen = self._run((), off=True, mode=redraw)
-        if not met or seen.raised is not None:
-            return seen
 
         @contextmanager
-        def mode() -> Iterator[None]:
+        def uncast() -> Iterator[None]:
             with redraw(), _Uncast():
                 yield
 
-        wide = self._run((), off=True, mode=mode)
-        return seen if wide.raised is not None else wide
+        if written:
+            seen = self._run((), off=True, mode=uncast)
+            if seen.raised is None:
+                return seen
+        return self._run((), off=True, mode=redraw)
 
     def tried(
         self, exempt: Exempt = Exempt(), *, dtype: torch.dtype | None = None, scale: float = 1.0
@@ -177,6 +176,8 @@ class Runs:
                     stack.enter_context(mode())
                 try:
                     self._drive(args, kwargs, contexts, scale, seen, note)
+                except TwinError:
+                    raise
                 except Exception as error:  # the callable's own; an interrupt passes
                     seen.raised = error
         finally:

@@ -12,7 +12,7 @@ view of the one is the same view of the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +34,7 @@ from amp_fuzz.reference.shadow.exact import EXACT
 from amp_fuzz.reference.shadow.schemas import bound, draws
 from amp_fuzz.reference.shadow.written import SIXTEEN
 
-__all__ = ["Redraw", "Step", "Twin", "is_followed"]
+__all__ = ["Redraw", "Step", "Twin", "TwinError", "is_followed"]
 
 _aten = torch.ops.aten
 _CASTS = (_aten._to_copy.default, _aten.clone.default)
@@ -50,6 +50,29 @@ _PRODUCTS = frozenset(
     )
 )
 """Those whose 16-bit kernels add up in float32 and round once, on every device."""
+_PICKING: Mapping[Any, int] = {
+    **dict.fromkeys(
+        (
+            _aten.max.dim,
+            _aten.min.dim,
+            _aten.median.dim,
+            _aten.nanmedian.dim,
+            _aten.mode.default,
+            _aten.kthvalue.default,
+            _aten.topk.default,
+            _aten.sort.default,
+            _aten.sort.stable,
+            _aten.cummax.default,
+            _aten.cummin.default,
+        ),
+        1,
+    ),
+    _aten.max_pool2d_with_indices.default: 2,
+    _aten.adaptive_max_pool2d.default: 2,
+    _aten.max_pool3d_with_indices.default: 3,
+    _aten.adaptive_max_pool3d.default: 3,
+}
+"""Those that return elements and where they were, among how many dimensions."""
 _LEAST = 16 * 2**20
 _to = torch.Tensor.to  # a watch exchanges the method while a block runs
 
@@ -98,6 +121,10 @@ class Step:
         Nothing is written: what the op would write in place, it writes to a copy.
         """
         return _run(self.func, self.args, self.kwargs, tensors, [t for t, _ in self.made])
+
+
+class TwinError(RuntimeError):
+    """An op was not followed, by a fault of this package: the callable did not raise."""
 
 
 def is_followed(tensor: torch.Tensor) -> bool:
@@ -262,7 +289,10 @@ class Twin(dispatch.Mode):
             before = before or [
                 (t.detach(), self._seen(t.detach()) if t.dtype in WIDE else None) for t in tensors
             ]
-            self._follow(func, args, kwargs, facts, before, written, made, single)
+            try:
+                self._follow(func, args, kwargs, facts, before, written, made, single)
+            except Exception as error:
+                raise TwinError(f"{func} cannot be followed: please report it") from error
         return out
 
     def _before(
@@ -303,6 +333,8 @@ class Twin(dispatch.Mode):
         elif func in _CASTS and self._cast(before, floats):
             made = [self._seen(t) for t in floats]
             floats = []
+        elif func in _PICKING and before[0][1] is not None and not written:
+            made = [_picked(func, args, kwargs, before[0][1], fresh[1])]
         else:
             wide = [t if exact is None else exact for t, exact in before]
             made = _run(func, args, kwargs, wide, results) if results else []
@@ -409,6 +441,26 @@ class Redraw(dispatch.Mode):
                 kept = made[1].to(made[0].dtype)
                 made[0].copy_(tensors[0] * kept * (0.0 if p == 1 else 1 / (1 - p)))
         return out
+
+
+def _picked(
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    exact: torch.Tensor,
+    index: torch.Tensor,
+) -> torch.Tensor:
+    """Return the exact copies of the elements that an op picked."""
+    dims = _PICKING[func]
+    if dims > 1:
+        flat = exact.flatten(-dims).gather(-1, index.flatten(-dims))
+        return flat.view(index.shape)
+    dim = bound(func, args, kwargs)["dim"]
+    if exact.dim() == 0:
+        return exact.clone()
+    if index.dim() == exact.dim():
+        return exact.gather(dim, index)
+    return exact.gather(dim, index.unsqueeze(dim)).squeeze(dim)
 
 
 def _single_product(
