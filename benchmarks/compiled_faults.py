@@ -27,7 +27,8 @@ from amp_fuzz.backends import unsupported
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.case import Case, has_context
 from amp_fuzz.cases.program import Autocast, statements
-from amp_fuzz.findings.groups import Groups, Met, examine
+from amp_fuzz.findings.examination import Met, examine
+from amp_fuzz.findings.groups import Groups
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.records.fingerprint import title
 from amp_fuzz.records.schema import DivergenceRecord
@@ -142,24 +143,25 @@ def page(result: Row) -> str:
     lines = [
         "# Faults of autocast in compilers",
         "",
-        __doc__.split("\n\n")[2].replace("\n", " "),
+        __doc__.split("\n\n")[2].strip(),
         "",
         f"{len(told)} of {len(rows)} faults are told as autocast's, with the compiler's own",
         f"difference beside them too. {len(one)} of these make at most two groups, of",
         f"{result['run']['cases']} drawn cases and the hand-made ones that show the fault.",
         "",
-        "| fault | what is wrong | on | told | statements | groups | named | seconds |",
-        "|---|---|---|---|---:|---:|---|---:|",
+        "| fault | its largest group is named | on | told | statements | groups |",
+        "|---|---|---|---:|---:|---:|",
     ]
     for row in rows:
         count = sum(row["told"].values())
         told_as = f"{row['told'].get('diverged', 0)} of {count}"
         names = row.get("groups", [])
         best = names[0][0].replace("|", "\\|") if names else ""
+        best = best.replace("the backend acts as if: ", "as if ")
         small = row.get("statements", "")
         lines.append(
-            f"| {row['fault']} | {row['what']} | {row['place']} | {told_as} | {small} | "
-            f"{len(names)} | {best} | {row['seconds']} |"
+            f"| {row['fault']}: {row['what']} | {best} | {row['place']} | {told_as} | {small} | "
+            f"{len(names)} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -6,8 +6,9 @@ Also write docs/evidence/known-by-version.md, from benchmarks/known/*.json: what
 `amp-fuzz known check` saw.
 
 The page of a file of `amp_fuzz.upstream` is its docstring, with a table of facts and the smallest
-case below the section of each bug. The page of a bug that is a backend's own is written by hand;
-its record in `amp_fuzz/upstream/own` names it. In a docstring ``[some-bug]`` is a link to that bug.
+case below the section of each bug. In a docstring ``[some-bug]`` is a link to that bug. A bug that
+is a backend's own is written by hand, on the page that its record in `amp_fuzz/upstream/own` names.
+If that is the page of a file, what is written by hand follows the line `HAND`.
 --check writes nothing, names what is not as it would be written, and exits with 1.
 """
 
@@ -31,6 +32,7 @@ FOLDER = Path(__file__).parent / "findings"
 NOTE = "<!-- Written by `make pages` from {source}. Edit that. -->"
 MEASURED = FOLDER.parents[1] / "benchmarks" / "known"
 VERSIONS = FOLDER.parent / "evidence" / "known-by-version.md"
+HAND = "<!-- Written by hand from here on: what the backend does without autocast too. -->"
 START, END = "<!-- table: written by `make pages` -->", "<!-- end of the table -->"
 
 
@@ -76,7 +78,13 @@ def page(file: ModuleType) -> str:
         anchors = "".join(f'<a id="{bug.id}"></a>' for bug in bugs)
         parts += [*([anchors] if anchors else []), heading, linked(text.strip(), file)]
         parts += [part for bug in bugs for part in facts(bug)]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts) + "\n" + by_hand(path_of(file))
+
+
+def by_hand(path: Path) -> str:
+    """Return what is written by hand at the end of a page."""
+    _, found, text = path.read_text().partition(f"\n{HAND}") if path.exists() else ("", "", "")
+    return found + text
 
 
 def ids(heading: str) -> list[str]:
@@ -136,8 +144,6 @@ def cell(text: str) -> str:
 
 def told(bug: Bug) -> str:
     """Return how a divergence is known to be this bug."""
-    if bug.own:
-        return "the backend shows it without autocast too"
     if bug.imitation is not None:
         return "the reference that imitates it agrees on the whole case"
     kinds = ", ".join(bug.kinds)

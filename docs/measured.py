@@ -26,6 +26,9 @@ A case that diverges is a known bug, or not explained. The known list explains w
 met. A new draw may meet another bug, which counts as new until a list names it. `make open` judges
 the unexplained cases that are kept in `tests/cases/open`.
 
+All of these runs are older than the outcome `backend`. A divergence that the backend shows without
+autocast too counts here as known, or as not explained ([Attribution](../internals/attribution.md)).
+
 ## Compilers and TorchScript
 
 {versions}; {machine}. `benchmarks/honest.py` writes

@@ -10,7 +10,7 @@ Within `faulty`, it is narrower than the settings allow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,8 +23,6 @@ from tests.devices import install
 __all__ = ["DEVICE", "FAULTS", "faulty"]
 
 DEVICE = "coarse"
-
-Allows = Callable[[str], bool]
 
 
 def _allowed(name: str) -> bool:

@@ -29,6 +29,7 @@ PRELOADED = [
         "amp_fuzz.interfaces.cli",
         "amp_fuzz.findings.explanation",
         "amp_fuzz.findings.recheck",
+        "amp_fuzz.interfaces.precision.page",
     ),
     *("amp_fuzz.interfaces.plugin.session", "amp_fuzz.reports.html", "amp_fuzz.reports.markdown"),
     *("amp_fuzz.runs.setup", "amp_fuzz.findings.supervision.supervisor", "amp_fuzz.runs.workers"),

@@ -32,7 +32,7 @@ from amp_fuzz.cases import inputs
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import Program, TensorSpec
 from amp_fuzz.reference import KernelCall
-from amp_fuzz.reference.casts import taken
+from amp_fuzz.reference.casts import is_aliased
 
 __all__ = ["Observation", "Raised", "Runtime", "quiet", "run"]
 
@@ -263,7 +263,7 @@ def _staying(
 
     Returns `thread`, which runs a function in another thread, as that then has to be.
     """
-    if not (case.program.mixed and taken("cpu")):
+    if not (case.program.mixed and is_aliased("cpu")):
         yield thread
         return
     specs = case.program.inputs

@@ -9,14 +9,13 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from types import FunctionType
 from typing import Any, TypeAlias
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_fuzz.cases.case import Case
-from amp_fuzz.reference import DOCUMENTED, Call, Semantics, Treatment, dispatch, under
+from amp_fuzz.reference import DOCUMENTED, Semantics, dispatch, under
 
 __all__ = [
     "KNOWN",
@@ -33,8 +32,7 @@ __all__ = [
 ]
 
 Kernel: TypeAlias = Callable[..., Any]
-"""Computes an op: given what computes it otherwise, and the arguments. It may return
-`NotImplemented`, for arguments of which it says nothing."""
+"""Computes an op: given what computes it otherwise, and the arguments."""
 
 Program: TypeAlias = Callable[..., Any]
 
@@ -61,39 +59,30 @@ class Imitation:
 
     semantics: the rules of autocast under the bug, from those without it.
     kernels: ops that are computed otherwise below autograd, by overload.
-    functions: ops that are computed otherwise where autocast decides, by name, as ``sum.dtype``.
     rewrite: the case that the backend takes a case for.
     around: a context for the whole run, its threads and its backward passes.
     wrap: the program that the backend makes of that of a case.
-    wrap_op: the custom op that it makes of one, whose body is the program.
     applies: False for a case in which it cannot change anything; it costs less than a run.
     follows: whether shadow arithmetic can follow it.
     """
 
     semantics: Callable[[Semantics], Semantics] = _same
     kernels: Mapping[Any, Kernel] = field(default_factory=dict)
-    functions: Mapping[str, Kernel] = field(default_factory=dict)
     rewrite: Callable[[Case], Case] = _same_case
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     wrap: Callable[[Program, Case], Program] = _same_program
-    wrap_op: Callable[[Program, Case], Program] = _same_program
     applies: Callable[[Case], bool] = _always
     follows: bool = True
 
-    def rules(self, semantics: Semantics) -> Semantics:
-        """Return the rules of autocast under the bug, `functions` among them."""
-        semantics = self.semantics(semantics)
-        return _calling(self.functions, semantics) if self.functions else semantics
-
     def replaces(self) -> frozenset[str]:
         """Return the names of the rules that are others."""
-        made = self.rules(DOCUMENTED)
+        made = self.semantics(DOCUMENTED)
         names = (field.name for field in fields(Semantics))
         return frozenset(n for n in names if getattr(made, n) is not getattr(DOCUMENTED, n))
 
     def wraps(self) -> bool:
-        """Return whether a program, or a custom op, may become another one."""
-        return self.wrap is not _same_program or self.wrap_op is not _same_program
+        """Return whether a program may become another one."""
+        return self.wrap is not _same_program
 
     def surrounds(self) -> bool:
         """Return whether there is anything to enter for a run."""
@@ -119,26 +108,6 @@ def inside(
     return wrap
 
 
-def _calling(functions: Mapping[str, Kernel], semantics: Semantics) -> Semantics:
-    """Return rules under which other functions are called in the place of ops."""
-
-    def call(one: Call, found: Treatment | None) -> Any:
-        kernel = functions.get(one.name)
-        if kernel is not None:
-            one.function = partial(_or_plain, kernel, one.function)
-            if found is None:
-                with dispatch.exclude():
-                    return one.function(*one.args, **one.kwargs)
-        return semantics.call(one, found)
-
-    return replace(semantics, call=call, extra=lambda: (*semantics.extra(), *functions))
-
-
-def _or_plain(kernel: Kernel, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    made = kernel(plain, *args, **kwargs)
-    return plain(*args, **kwargs) if made is NotImplemented else made
-
-
 class _Kernels(TorchDispatchMode):
     """Computes ops otherwise below autograd.
 
@@ -156,9 +125,7 @@ class _Kernels(TorchDispatchMode):
         kernel = self.kernels.get(func)
         if kernel is not None:
             with dispatch.exclude():
-                made = kernel(func, *args, **kwargs)
-            if made is not NotImplemented:
-                return made
+                return kernel(func, *args, **kwargs)
         with dispatch.kept():
             if dispatch.is_composite(func):
                 with self:
@@ -213,14 +180,8 @@ class Composed:
             program = made
         return program
 
-    def wrap_op(self, op: Program, case: Case) -> Program:
-        """Return the custom op that the backend makes of one."""
-        for part in self.parts.values():
-            op = part.wrap_op(op, case)
-        return op
-
     def wraps(self) -> bool:
-        """Return whether a program, or a custom op, may become another one."""
+        """Return whether a program may become another one."""
         return any(part.wraps() for part in self.parts.values())
 
     def surrounds(self) -> bool:
@@ -251,22 +212,15 @@ def _again(by: str, names: frozenset[str]) -> Composed:
 def compose(
     imitations: Mapping[str, Imitation], *, names: frozenset[str] = frozenset(), by: str = ""
 ) -> Composed:
-    """Return imitations as one: the later stands around the earlier where both say something."""
+    """Return imitations as one: the later stands around the earlier where both say something.
+
+    Of two kernels of one op, the later is called.
+    """
     semantics, kernels = DOCUMENTED, dict[Any, Kernel]()
     for imitation in imitations.values():
-        semantics = imitation.rules(semantics)
-        for overload, kernel in imitation.kernels.items():
-            inner = kernels.get(overload)
-            kernels[overload] = kernel if inner is None else _nested(kernel, inner)
+        semantics = imitation.semantics(semantics)
+        kernels |= imitation.kernels
     return Composed(names or frozenset(imitations), imitations, semantics, kernels, by)
-
-
-def _nested(outer: Kernel, inner: Kernel) -> Kernel:
-    def kernel(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        made = outer(partial(_or_plain, inner, plain), *args, **kwargs)
-        return inner(plain, *args, **kwargs) if made is NotImplemented else made
-
-    return kernel
 
 
 KNOWN: dict[str, Imitation] = {}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from amp_fuzz import reference
-from amp_fuzz.backends import harness, imitation, prelude
+from amp_fuzz.backends import harness, imitation
 from amp_fuzz.backends.determinism import EXACT, Kernels, Trace
 from amp_fuzz.backends.harness import Observation, Runtime
 from amp_fuzz.backends.imitation import Composed
@@ -203,12 +203,7 @@ def _wrapping(runtime: Runtime, composed: Composed, case: Case) -> Runtime:
     def driver(names: Mapping[str, Any]) -> dict[str, Any]:
         changed = {} if base is None else base(names)
         program = changed.get("program", names["program"])
-        opaque = changed.get("as_custom_op", prelude.as_custom_op)
-        return {
-            **changed,
-            "program": composed.wrap(program, case),
-            "as_custom_op": lambda *how: composed.wrap_op(opaque(*how), case),
-        }
+        return {**changed, "program": composed.wrap(program, case)}
 
     return replace(runtime, driver=driver)
 

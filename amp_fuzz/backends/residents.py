@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from amp_fuzz.reference import dispatch
-from amp_fuzz.reference.casts import staying
+from amp_fuzz.reference.casts import unaliased
 
 __all__ = ["Residents"]
 
@@ -53,7 +53,7 @@ class Residents(TorchDispatchMode):
     @contextmanager
     def followed(self) -> Iterator[None]:
         """Tell them from the tensors that are taken for another device's, for a block."""
-        with staying(self.holds), self:
+        with unaliased(self.holds), self:
             yield
 
     def __torch_dispatch__(

@@ -45,7 +45,6 @@ from amp_fuzz.cases.program import (
     Checkpoint,
     InferenceMode,
     NoGrad,
-    Program,
     statements,
     unwrapped,
 )
@@ -286,25 +285,14 @@ class Lowering:
 class _Read:
     """The program as the reference runs it in place of TorchScript. Imitations of bugs change it.
 
-    changes: from the program to that which TorchScript makes of it. contexts: each call runs in
-    them. lowering: what is done to the graph; if anything is, the program is its graph, which has
-    the changes already. A custom op is what it is in Python.
+    lowering: what is done to the graph; if anything is, the program is its graph. A custom op is
+    what it is in Python.
     """
 
     backend: ScriptBackend
     case: Case
     names: Names
-    changes: tuple[Callable[[Program], Program], ...] = ()
-    contexts: tuple[Callable[[], AbstractContextManager[Any]], ...] = ()
     lowering: Lowering = Lowering()
-
-    def changed(self, change: Callable[[Program], Program]) -> _Read:
-        """Return the program with one more change."""
-        return replace(self, changes=(*self.changes, change))
-
-    def within(self, context: Callable[[], AbstractContextManager[Any]]) -> _Read:
-        """Return the program in one more context."""
-        return replace(self, contexts=(*self.contexts, context))
 
     def lowered(self, **parts: bool) -> _Read:
         """Return the program as a graph to which more is done."""
@@ -332,15 +320,6 @@ class _Read:
     def python(self) -> Callable[..., Any]:
         """Return the program as Python; a frozen module's weights need no grad."""
         program: Callable[..., Any] = self.names["program"]
-        if self.changes and self.case.plan.entry not in CUSTOM_OPS:
-            changed = imitation.current().rewrite(self.case).program
-            for change in self.changes:
-                changed = change(changed)
-            made = {**self.names}
-            exec(program_source(changed), made)
-            program = made["program"]
-        if self.contexts:
-            program = _entering(program, self.contexts)
         if self.backend.mode == "script" and self.case.plan.entry not in CUSTOM_OPS:
             program = _in_order(program)
         weights = numbers(self.case, "weight") if self.backend.freeze else ()
@@ -351,20 +330,6 @@ class _Read:
             return program(*(x.detach() if i in weights else x for i, x in enumerate(inputs)))
 
         return frozen
-
-
-def _entering(
-    program: Callable[..., Any], contexts: Sequence[Callable[[], AbstractContextManager[Any]]]
-) -> Callable[..., Any]:
-    """Return a program whose calls run in contexts, the first outermost."""
-
-    def run(*inputs: torch.Tensor) -> Any:
-        with ExitStack() as stack:
-            for context in contexts:
-                stack.enter_context(context())
-            return program(*inputs)
-
-    return run
 
 
 def _in_order(program: Callable[..., Any]) -> Callable[..., Any]:

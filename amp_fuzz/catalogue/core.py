@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, TypedDict, Unpack
 
 from amp_fuzz.cases.program import Statement
 
@@ -58,7 +58,7 @@ class Out:
     """An output of a call: its shape and dtype.
 
     `dtype` None is the floating dtype that the op computes in. `keep` False is an output that
-    programs do not use, such as a workspace. `compare` False would hide bugs; there is none.
+    programs do not use, such as a workspace.
     """
 
     shape: Shape
@@ -245,6 +245,24 @@ def _holes(template: str) -> tuple[tuple[str, bool], ...]:
     return tuple((hole[1], hole[2] is not None) for hole in _NEEDED.finditer(template))
 
 
+class Traits(TypedDict, total=False):
+    """The fields of `Op` that have a default."""
+
+    mixed: Literal["promotes", "raises"]
+    floats: tuple[str, ...]
+    devices: tuple[str, ...] | None
+    view: bool
+    unpacks: bool
+    imports: tuple[str, ...]
+    torch: str
+    cpu_scalars: tuple[int, ...]
+    cpu_tensors: tuple[int, ...]
+    setup: str
+    fp8: bool
+    view_if: ViewIf | None
+    read_only: bool
+
+
 REGISTRY: dict[str, Op] = {}
 
 
@@ -258,20 +276,8 @@ def op(
     out: str | None = None,
     overload: str | None = None,
     module: str | None = None,
-    mixed: Literal["promotes", "raises"] = "promotes",
-    floats: tuple[str, ...] = ("float32", "bfloat16", "float16", "float64"),
-    devices: tuple[str, ...] | None = None,
-    view: bool = False,
-    unpacks: bool = False,
-    imports: tuple[str, ...] = (),
-    torch: str = "",
-    cpu_scalars: tuple[int, ...] = (),
-    cpu_tensors: tuple[int, ...] = (),
-    setup: str = "",
-    fp8: bool = False,
-    view_if: ViewIf | None = None,
-    read_only: bool = False,
     family: str | None = None,
+    **traits: Unpack[Traits],
 ) -> Callable[[Build], Build]:
     """Register an op whose calls the decorated function draws.
 
@@ -281,10 +287,7 @@ def op(
     what none of these says. A template has holes ``{0}``, ``{1}`` for positional arguments,
     ``{args}`` for all, ``{args1}`` for all but the first, ``{name}`` for a keyword's value. Any
     form may be given as a template: text with a hole is taken as one. `family` is by default the
-    catalogue file. `torch`: the versions of torch that have it, as in ``">=2.13"``. `cpu_scalars`
-    and `cpu_tensors`: the arguments that may be on the CPU beside others on an accelerator.
-    `setup`: a line of source before the program, which makes what the form calls.
-    `fp8`: only a backend that has FP8 recipes can run it.
+    catalogue file. The other arguments are fields of `Op`.
     """
 
     def template(text: str, plain: str) -> str:
@@ -307,26 +310,8 @@ def op(
             )
         if name in REGISTRY:
             raise ValueError(f"op {name!r} is registered twice")
-        REGISTRY[name] = Op(
-            name,
-            family or build.__module__.rpartition(".")[2],
-            tuple(overloads),
-            forms,
-            build,
-            mixed,
-            floats,
-            devices,
-            view,
-            unpacks,
-            imports,
-            torch,
-            cpu_scalars,
-            cpu_tensors,
-            setup,
-            fp8,
-            view_if,
-            read_only,
-        )
+        family_ = family or build.__module__.rpartition(".")[2]
+        REGISTRY[name] = Op(name, family_, tuple(overloads), forms, build, **traits)
         return build
 
     return register

@@ -7,7 +7,7 @@ from dataclasses import replace
 from amp_fuzz.cases.case import Case
 from amp_fuzz.findings.minimize.target import part_of
 from amp_fuzz.findings.wrong_context import acts_as, unrestored
-from amp_fuzz.findings.wrong_policy import POLICIES, WRONG_VALUES, kernel_of
+from amp_fuzz.findings.wrong_policy import POLICIES, WRONG_VALUES, only_kernel
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.oracle.labels import guilty_op
 from amp_fuzz.oracle.verdict import Verdict
@@ -56,4 +56,4 @@ def happens(judge: Judge, entry: Entry, verdict: Verdict) -> bool:
     op = guilty_op(verdict.case, found)
     if entry.op in ("", "*") or not op or op in entry.op.split("+"):
         return True
-    return found.kind in WRONG_VALUES and kernel_of(judge, verdict.case) == entry.op
+    return found.kind in WRONG_VALUES and only_kernel(judge, verdict.case) == entry.op

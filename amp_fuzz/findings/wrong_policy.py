@@ -22,7 +22,6 @@ from amp_fuzz.backends.harness import Observation
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import Items, Ref, Statement, TensorSpec, statements, transform, uses
 from amp_fuzz.catalogue import CATALOGUE
-from amp_fuzz.findings.culprit import culprit
 from amp_fuzz.findings.minimize.target import Target, answer_of
 from amp_fuzz.findings.wrong_context import acts_as, alike, unrestored
 from amp_fuzz.findings.wrong_rule import RULES
@@ -40,7 +39,6 @@ __all__ = [
     "as_if",
     "caused",
     "general",
-    "kernel_of",
     "of_contexts",
     "only_kernel",
     "policies_of",
@@ -106,7 +104,7 @@ def caused(
         return policy
     if general(last.case, judge.backend.device, shows):
         return msgspec.structs.replace(record, general=True)
-    if record.kind in WRONG_VALUES and (kernel := kernel_of(judge, last.case)):
+    if record.kind in WRONG_VALUES and (kernel := only_kernel(judge, last.case)):
         record = msgspec.structs.replace(record, overload=kernel)
     return _of_policy(judge, record, first, last)
 
@@ -193,14 +191,6 @@ def only_kernel(judge: Judge, case: Case) -> str:
         judge.backend.reference().run(case)
     names = [name for name in heard.names if name not in _COPIES]
     return names[0] if len(names) == 1 else ""
-
-
-def kernel_of(judge: Judge, case: Case) -> str:
-    """Return the kernel to blame for a wrong value: the only one, or the guilty one, or ""."""
-    if name := only_kernel(judge, case):
-        return name
-    guilty = culprit(judge, case)
-    return guilty.name if guilty is not None else ""
 
 
 def supposes(verdict: Verdict) -> bool:

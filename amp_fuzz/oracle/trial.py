@@ -186,14 +186,14 @@ class Trial:
     ) -> Divergence | None:
         """Return the first divergence of the two sides.
 
-        skip: labels to leave out. unjudged: collects the labels that no shadow could judge.
+        skip: labels to leave out. unjudged: collects the labels of values that nothing could judge.
         """
         rounding = None if self.backend.exact else self._judgement(unjudged)
         own, expected = self.own, self.expected
         if own:
             expected = own.expected(expected, self.observed)
         left_out = (lambda at: at in own.labels or skip(at)) if own.labels else skip
-        return self._compared(expected, self.observed, rounding, left_out)
+        return self._compared(expected, self.observed, rounding, left_out, unjudged)
 
     def _compared(
         self,
@@ -201,8 +201,9 @@ class Trial:
         second: Observation,
         rounding: Judgement | None = None,
         skip: Skip = lambda label: False,
+        unjudged: set[str] | None = None,
     ) -> Divergence | None:
-        varied, values = self.varied_judge(rounding), self.backend.values
+        varied, values = self.varied_judge(rounding, unjudged), self.backend.values
         how: dict[str, Any] = {"rounding": rounding, "varied": varied, "skip": skip}
         return compare(first, second, values=values, devices=mixes(self.backend), **how)
 
@@ -301,11 +302,15 @@ class Trial:
             self._kept.varying[self.imitated] = {**dict.fromkeys(lost, "any"), **found.spread}
         return self._kept.varying[self.imitated]
 
-    def varied_judge(self, otherwise: Judgement | None = None) -> Judgement | None:
+    def varied_judge(
+        self, otherwise: Judgement | None = None, unjudged: set[str] | None = None
+    ) -> Judgement | None:
         """Return what judges values that such kernels may have changed; None if none can.
 
-        otherwise: judges the other values, by default bit for bit.
+        otherwise: judges the other values, by default bit for bit. unjudged: collects their labels
+        where nothing can be said, by default `unjudged` of this trial.
         """
+        lost = self.unjudged if unjudged is None else unjudged
         if self.case.plan.deterministic or not self.backend.values or not kernels_of(self.backend):
             return None
 
@@ -316,11 +321,11 @@ class Trial:
             self.varied.add(label)
             # Shadows are CPU tensors taken for the device's: of two devices they know nothing.
             if spread == "any" or self.case.program.mixed:
-                self.unjudged.add(label)
+                lost.add(label)
                 return None
-            found = self._judgement(self.unjudged)(label, want, got)
+            found = self._judgement(lost)(label, want, got)
             if found is not None and found.kind == "range":
-                self.unjudged.add(label)  # where one order of a sum leaves it, another need not
+                lost.add(label)  # where one order of a sum leaves it, another need not
                 return None
             return found
 

@@ -8,7 +8,7 @@ torch decides.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
@@ -129,22 +129,14 @@ def history(
     steps = []
     for run, head in _runs(store, until):
         seen = Seen(run, head.started, head.versions.get("torch", "?"))
-        met: defaultdict[_Cause, dict[str, str]] = defaultdict(dict)
         try:
             told = _told(store, run) if kept else []
         except StoreError as error:
             if unread is not None:
                 unread.append(str(error))
             continue
-        for said in told:
-            own = {(name, said.backend) for name in said.groups} & causes.keys()
-            again = cases.get((said.backend, said.id))
-            if again is not None and (again in own or not said.groups):
-                own.add(again)
-            for cause in own:
-                met[cause][said.id] = said.outcome
         turned = []
-        for cause, outcomes in met.items():
+        for cause, outcomes in _met(told, causes, cases).items():
             was = found.get(cause)
             now = _after(was, causes[cause], seen, list(outcomes.values()))
             if now is not None:
@@ -179,6 +171,26 @@ def _runs(store: Store, until: str | None) -> Iterator[tuple[str, RunRecord]]:
         yield run, head
         if run == until:
             return
+
+
+def _met(
+    told: Iterable[_Said],
+    causes: Collection[_Cause],
+    cases: Mapping[tuple[str, str], _Cause],
+) -> Mapping[_Cause, dict[str, str]]:
+    """Return, for each cause that a run met, the outcomes of its cases by their ids.
+
+    cases: the causes of the cases that findings keep, by backend and id.
+    """
+    met: defaultdict[_Cause, dict[str, str]] = defaultdict(dict)
+    for said in told:
+        own = {cause for name in said.groups if (cause := (name, said.backend)) in causes}
+        again = cases.get((said.backend, said.id))
+        if again is not None and (again in own or not said.groups):
+            own.add(again)
+        for cause in own:
+            met[cause][said.id] = said.outcome
+    return met
 
 
 def _after(

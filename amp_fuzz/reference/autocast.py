@@ -96,7 +96,7 @@ class autocast:
     def __enter__(self) -> autocast:
         s, d = here(), self.device
         kernels.register(self.table.rules)
-        kernels.lend(s.semantics.extra())
+        kernels.register_temporarily(s.semantics.extra())
         before = s.enabled.get(d, False), s.dtypes.get(d), s.tables.get(d), s.cache_enabled
         self._saved.states.append((s.resets, *before))
         s.enabled[d], s.dtypes[d], s.tables[d] = self.enabled, self.dtype, self.table

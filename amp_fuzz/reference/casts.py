@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 __all__ = [
+    "aliased",
     "cache_key",
     "cacheable",
     "cached_cast",
@@ -20,52 +21,51 @@ __all__ = [
     "cast_eligible",
     "device_of",
     "eligible",
+    "is_aliased",
     "keeps_below",
     "promoted",
     "serves",
-    "staying",
-    "taken",
-    "taking",
     "tensors_of",
+    "unaliased",
 ]
 
 # Device type of tensors -> the device type that they are taken for, in every thread.
-_taken: dict[str, str] = {}
-_staying: list[Callable[[torch.Tensor], bool]] = []
+_aliases: dict[str, str] = {}
+_exempt: list[Callable[[torch.Tensor], bool]] = []
 
 
 @contextmanager
-def taking(tensors: str, device: str) -> Iterator[None]:
+def aliased(tensors: str, device: str) -> Iterator[None]:
     """Take the tensors of one device type for those of another for a block, in every thread."""
-    before = dict(_taken)
-    _taken[tensors] = device
+    before = dict(_aliases)
+    _aliases[tensors] = device
     try:
         yield
     finally:
-        _taken.clear()
-        _taken.update(before)
+        _aliases.clear()
+        _aliases.update(before)
 
 
 @contextmanager
-def staying(own: Callable[[torch.Tensor], bool]) -> Iterator[None]:
+def unaliased(own: Callable[[torch.Tensor], bool]) -> Iterator[None]:
     """Take some tensors for what they are, for a block. own: whether a tensor is one of them."""
-    _staying.append(own)
+    _exempt.append(own)
     try:
         yield
     finally:
-        _staying.remove(own)
+        _exempt.remove(own)
 
 
-def taken(tensors: str) -> bool:
+def is_aliased(tensors: str) -> bool:
     """Return whether the tensors of a device type are taken for those of another."""
-    return _taken.get(tensors, tensors) != tensors
+    return _aliases.get(tensors, tensors) != tensors
 
 
 def device_of(tensor: torch.Tensor) -> str:
     """Return the device type that a tensor is of, or is taken for."""
     name = tensor.device.type
-    found = _taken.get(name, name)
-    if found != name and any(own(tensor) for own in _staying):
+    found = _aliases.get(name, name)
+    if found != name and any(own(tensor) for own in _exempt):
         return name
     return found
 

@@ -53,18 +53,20 @@ _AFTER = {
 # Libraries keep their registrations alive; dropping them would unregister.
 _fallback: torch.library.Library | None = None
 _libraries: dict[str, torch.library.Library] = {}
-_lent: dict[str, torch.library.Library] = {}
+_temporary: dict[str, torch.library.Library] = {}
 
 
-def register(name: str, kernel: Callable[..., Any], key: str = OWN, *, lent: bool = False) -> None:
+def register(
+    name: str, kernel: Callable[..., Any], key: str = OWN, *, temporary: bool = False
+) -> None:
     """Put a Python kernel for an op on one of the keys; it gets the key set first.
 
-    ``addmm`` is ``aten::addmm``. lent: only until `take_back`.
+    ``addmm`` is ``aten::addmm``. temporary: until `unregister`.
     """
     _fall_through()
     namespace, _, own = name.rpartition("::")
     namespace = namespace or "aten"
-    libraries = _lent if lent else _libraries
+    libraries = _temporary if temporary else _libraries
     if namespace not in libraries:
         libraries[namespace] = torch.library.Library(namespace, "IMPL")
     libraries[namespace].impl(own, kernel, key, with_keyset=True)
@@ -78,9 +80,9 @@ def _fall_through() -> None:
         _fallback.fallback(torch.library.fallthrough_kernel, OWN)
 
 
-def take_back() -> None:
-    """Take the kernels that were lent off their ops: a library that nobody holds goes."""
-    _lent.clear()
+def unregister() -> None:
+    """Unregister the temporary kernels: a library that nobody holds goes."""
+    _temporary.clear()
 
 
 def overload_of(name: str) -> Any | None:

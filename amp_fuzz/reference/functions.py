@@ -33,7 +33,7 @@ def checkpoint(device: str) -> Callable[..., Any]:
             with state.having(answers=True):
                 if first.pop() if first else False:
                     return function(*inputs)
-                with state.semantics.recomputed(forward):
+                with forward.restored():
                     return function(*inputs)
 
         # torch's checkpoint asks for the autocast state, to restore torch's own: it must not be

@@ -17,18 +17,18 @@ from amp_fuzz.reference.state import here, own_table
 __all__ = [
     "declare_op",
     "declared_bodies",
-    "lend",
-    "lending",
     "register",
     "register_ahead",
     "register_bodies",
+    "register_temporarily",
+    "temporary",
 ]
 
 # (overload, key) of the ops that have a kernel for good, and of those that have one for a block.
 _registered: set[tuple[str, str]] = set()
 _passing: set[tuple[str, str]] = set()
 _keys: list[str] = [dispatch.OWN]
-_lendings: list[None] = []  # one for each block of `lending`
+_blocks: list[None] = []  # one for each block of `temporary`
 
 # By `id`, a collection of ops that all have their kernels, and on how many keys.
 _complete: dict[int, tuple[Collection[str], int]] = {}
@@ -104,8 +104,8 @@ def register_ahead() -> None:
         _register(itertools.product(names, [dispatch.FIRST]))
 
 
-def lend(names: Iterable[str]) -> None:
-    """Put kernels on ops without a policy, until the last block of `lending` ends.
+def register_temporarily(names: Iterable[str]) -> None:
+    """Put kernels on ops without a policy, until the last block of `temporary` ends.
 
     Some of these ops are called with numbers in the place of tensors, which no kernel can hand on.
     """
@@ -114,20 +114,20 @@ def lend(names: Iterable[str]) -> None:
             continue
         if (overload := dispatch.overload_of(name)) is not None:
             _passing.add((name, key))
-            dispatch.register(name, _kernel(name, overload, key), key, lent=True)
+            dispatch.register(name, _kernel(name, overload, key), key, temporary=True)
 
 
 @contextmanager
-def lending() -> Iterator[None]:
-    """Take the kernels that were lent back after a block, unless it is in another one."""
-    _lendings.append(None)
+def temporary() -> Iterator[None]:
+    """Unregister the temporary kernels after a block, unless it is in another one."""
+    _blocks.append(None)
     try:
         yield
     finally:
-        _lendings.pop()
-        if not _lendings and _passing:
+        _blocks.pop()
+        if not _blocks and _passing:
             _passing.clear()
-            dispatch.take_back()
+            dispatch.unregister()
 
 
 def declare_op(overload: str, rules: Mapping[str, Rule]) -> None:

@@ -108,26 +108,28 @@ class Queries:
             for name, function in wrapped.items():
                 setattr(torch, name, function)
 
-    def _inside(self) -> bool:
-        """Return whether this thread is inside a reference context, and no context of torch asks.
+    def _inside(self, *askers: Any) -> bool:
+        """Return whether this thread is inside a reference context, and torch's own does not ask.
 
         A context of torch's own, as in the backward pass of a reentrant checkpoint, must restore
-        torch's state, not the reference's.
+        torch's state, not the reference's. askers: the code of other functions that get torch's
+        answer.
         """
         state = self._state()
         if not (state.nesting > 0 and state.answers):
             return False
-        return sys._getframe(2).f_code is not torch.autocast.__enter__.__code__
+        asker = sys._getframe(2).f_code  # of whoever called the function that calls this
+        return asker is not torch.autocast.__enter__.__code__ and asker not in askers
 
     def _is_enabled(self, device_type: str | None = None) -> bool:
-        if not self._inside() or sys._getframe(1).f_code is _SAVES:
+        if not self._inside(_SAVES):
             original = self._originals["is_autocast_enabled"]
             return bool(original() if device_type is None else original(device_type))
         state = self._state()
         return state.semantics.enabled(state, device_type)
 
     def _clear(self) -> None:
-        if not self._inside() or sys._getframe(1).f_code is _LEAVES:
+        if not self._inside(_LEAVES):
             self._originals["clear_autocast_cache"]()
         else:
             self._clear_cache()
@@ -139,7 +141,7 @@ class Queries:
         return state.semantics.any_enabled(state)
 
     def _get_dtype(self, device_type: str) -> torch.dtype:
-        if not self._inside() or sys._getframe(1).f_code is _SAVES:
+        if not self._inside(_SAVES):
             original: Callable[[str], torch.dtype] = self._originals["get_autocast_dtype"]
             return original(device_type)
         return self._dtype(device_type)

@@ -82,8 +82,7 @@ class Semantics:
 
     Of functions that know about autocast:
 
-    checkpoint: what computes again in the backward pass.
-    recomputed: the state for that, from the state of the forward pass.
+    checkpoint: what computes again in the backward pass, in the state of the forward pass.
     keeper: what keeps the state of a forward with ``custom_fwd`` for its backward.
     forward_state: what a backward with ``custom_bwd`` finds there, by its ``ctx``.
     ahead: the block in which a function transform runs.
@@ -115,7 +114,6 @@ class Semantics:
     any_enabled: Callable[[State], bool] = queries.any_enabled
 
     checkpoint: Callable[..., Any] = torch.utils.checkpoint.checkpoint
-    recomputed: Callable[[Snapshot], AbstractContextManager[Any]] = methodcaller("restored")
     keeper: Callable[[Any, Sequence[Any]], Any] = _keeper
     forward_state: Callable[[Any], ForwardState] = _forward_state
     ahead: Callable[[], AbstractContextManager[Any]] = dispatch.first

@@ -17,7 +17,7 @@ import torch
 
 from amp_fuzz.policies.tables import DEVICES, PolicyTable, load_table
 from amp_fuzz.reference import dispatch
-from amp_fuzz.reference.casts import taking
+from amp_fuzz.reference.casts import aliased
 from amp_fuzz.reference.semantics import DOCUMENTED, Semantics
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def as_device(
     _lent[device_type] = table
     _elsewhere.extend([device_type] * elsewhere)
     try:
-        with taking(tensors or device_type, device_type):
+        with aliased(tensors or device_type, device_type):
             yield
     finally:
         restore(_lent, device_type, before)

@@ -20,8 +20,8 @@ __all__ = ["inherited", "intercepting", "supposing", "under"]
 @contextmanager
 def under(semantics: Semantics) -> Iterator[None]:
     """Follow these rules in this thread for a block."""
-    lending = kernels.lending() if semantics.extra() else nullcontext()
-    with here().having(semantics=semantics), lending:
+    temporary = kernels.temporary() if semantics.extra() else nullcontext()
+    with here().having(semantics=semantics), temporary:
         yield
 
 
@@ -56,7 +56,7 @@ def inherited() -> Callable[[], AbstractContextManager[None]]:
 def intercepting() -> Iterator[None]:
     """Let calls of `Semantics.extra` come to the kernels for a block, with autocast or without."""
     state = here()
-    kernels.lend(state.semantics.extra())
+    kernels.register_temporarily(state.semantics.extra())
     state.intercepts += 1
     dispatch.switch(state.on())
     try:

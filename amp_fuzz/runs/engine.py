@@ -24,7 +24,8 @@ from amp_fuzz.backends.dispatcher import kernels
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.case import Case
 from amp_fuzz.catalogue import CATALOGUE, Op, select
-from amp_fuzz.findings.groups import Groups, Met, examine
+from amp_fuzz.findings.examination import Met, examine
+from amp_fuzz.findings.groups import Groups
 from amp_fuzz.findings.judge_again import happens, still
 from amp_fuzz.findings.notes import notes_of
 from amp_fuzz.oracle.judge import Judge

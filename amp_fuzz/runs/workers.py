@@ -35,7 +35,8 @@ from amp_fuzz.cases.case import Case, loads
 from amp_fuzz.cases.program import statements
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.findings.entered import LONGEST, op_of, statement_op, told
-from amp_fuzz.findings.groups import Groups, signature_of
+from amp_fuzz.findings.groups import Groups
+from amp_fuzz.findings.looks import signature_of
 from amp_fuzz.findings.supervision.processes import (
     Usage,
     death,

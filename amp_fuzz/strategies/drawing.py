@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
+from typing import TypeAlias
 
 import msgspec
 import torch
@@ -161,39 +162,54 @@ def draw_plan(source: Bytes, device: str, *, trains: bool = True) -> Plan:
         if backward == 8:
             changes["backward_context"] = draw_autocast(source, device)
     # Most cases have at most one or two of the rest, so a finding shows which one matters.
-    for i in digits(source, 21, 21):
-        changes |= _ingredient(i, source, trains=trains)
+    table = _TRAINING if trains else _INFERRING
+    for i in digits(source, len(table), len(table)):
+        changes |= table[i][integer(source, len(table[i]))]
     return _consistent(plan, changes)
 
 
-def _ingredient(i: int, source: Bytes, *, trains: bool) -> dict[str, object]:
-    if i == 10:
-        return {"entry": _ENTRIES[integer(source, len(_ENTRIES))]}
-    if i in (9, 20):
-        # Per-sample gradients involve the most rules: of batching, of backward ops, of both.
-        transforms = ("vmap", "grad", "vmap_grad", "vmap_grad") if trains else ("vmap",)
-        return {"transform": transforms[integer(source, len(transforms))]}
-    kinds: dict[int, dict[str, object]] = {
-        11: {"first_pass": "no_grad"},
-        12: {"first_pass": "inference_mode"},
-        13: {"calls": 2},
-        14: {"interrupted": True},
-        15: {"thread": "inside"},
-        16: {"thread": "whole"},
-    }
-    if i in (17, 18, 19) and trains:
-        second: tuple[dict[str, object], ...] = (
-            {"second": "retain"},
-            {"second": "double"},
-            {"steps": 2},
-            {"steps": 2, "loop": "inside"},
-            {"checkpoint": "reentrant"},
-            {"checkpoint": "non_reentrant"},
-            {"scaler": True},
-            {"scaler": True, "steps": 2},
-        )
-        return second[integer(source, len(second))]
-    return kinds.get(i, {})
+_Options: TypeAlias = Sequence[Mapping[str, object]]
+"""The fields of a plan that an ingredient changes; one of them is drawn."""
+
+_NOTHING: _Options = ({},)
+
+
+def _ingredients(transform: _Options, again: _Options) -> Sequence[_Options]:
+    """Return the ingredients of a plan, each as often as its weight says.
+
+    transform: of the program's function. again: what only a backward pass has.
+    """
+    weighted: Sequence[tuple[int, _Options]] = (
+        (9, _NOTHING),
+        (1, transform),
+        (1, tuple({"entry": entry} for entry in _ENTRIES)),
+        (1, ({"first_pass": "no_grad"},)),
+        (1, ({"first_pass": "inference_mode"},)),
+        (1, ({"calls": 2},)),
+        (1, ({"interrupted": True},)),
+        (1, ({"thread": "inside"},)),
+        (1, ({"thread": "whole"},)),
+        (3, again),
+        (1, transform),
+    )
+    return [options for weight, options in weighted for _ in range(weight)]
+
+
+_AGAIN: _Options = (
+    {"second": "retain"},
+    {"second": "double"},
+    {"steps": 2},
+    {"steps": 2, "loop": "inside"},
+    {"checkpoint": "reentrant"},
+    {"checkpoint": "non_reentrant"},
+    {"scaler": True},
+    {"scaler": True, "steps": 2},
+)
+# Per-sample gradients involve the most rules: of batching, of backward ops, of both.
+_GRADIENTS = tuple({"transform": name} for name in ("vmap", "grad", "vmap_grad", "vmap_grad"))
+
+_TRAINING = _ingredients(_GRADIENTS, _AGAIN)
+_INFERRING = _ingredients(({"transform": "vmap"},), _NOTHING)
 
 
 def _consistent(plan: Plan, changes: dict[str, object]) -> Plan:

@@ -1,4 +1,4 @@
-"""Find what hides behind another divergence: the first one may be known, and not all of it."""
+"""Find the divergence to report of a case in which known entries explain some, but not all."""
 
 from __future__ import annotations
 

@@ -26,7 +26,6 @@ from amp_fuzz.upstream.remedies import WITHOUT
 
 __all__ = ["Imitated", "Left", "Listed", "Remedied"]
 
-_NAMELESS = {"raise", "state", "nondeterminism", "relation", "crash", "timeout"}
 _TYPES = ("dtype", "shape", "device", "grad-missing", "grad-dtype", "grad-shape", "grad-device")
 
 
@@ -49,19 +48,24 @@ class Listed:
 
     known: Sequence[Known]
 
-    def left(self, trial: Trial, skipped: Set[str] = frozenset()) -> Left:
+    def left(
+        self, trial: Trial, skipped: Set[str] = frozenset(), plain: Trial | None = None
+    ) -> Left:
         """Return the first divergence that no entry lists, and the ids of those that are.
 
         A listed divergence also explains every value computed from it, and no others. One of range
         explains only that their types differ: of each value the elements that do not depend on what
         left the range are judged, and if the others differ, that is a divergence of range again.
-        skipped: names of values that are explained already.
+        skipped: names of values that are explained already. plain: the trial without what the
+        reference imitates. It judges the values that this one cannot.
         """
         ids: dict[str, None] = {}
         done, ranged, scaler = set(skipped), set[str](), trial.case.plan.scaler
-        now = trial
+        now, unjudged = trial, set[str]()
         while True:
-            found = now.compare(skip=Named(done))
+            found = now.compare(skip=Named(done), unjudged=unjudged)
+            if plain is not None:
+                found = _at(plain, {at for at in unjudged if not Named(done)(at)}) or found
             if found and found.kind in _TYPES and Named(ranged)(found.where):
                 done |= tainted(trial.case, found.where)
                 continue
@@ -105,6 +109,14 @@ class Listed:
                 yield entry
 
 
+def _at(trial: Trial, labels: Set[str]) -> Divergence | None:
+    """Return the first divergence of a trial at one of these labels."""
+    if not labels:
+        return None
+    found = trial.compare(skip=lambda label: label not in labels, unjudged=set())
+    return found if found is not None and found.where in labels else None
+
+
 def _ended(trial: Trial) -> Trial:
     """Return what was observed after an error: the state."""
     expected, observed = trial.expected, trial.observed
@@ -138,7 +150,8 @@ class Imitated:
         """Return what is left of a divergence while the reference imitates these bugs.
 
         None: it agrees with what was observed, but for what the entries list whose ids come with
-        it. A relation is between two runs of the backend: it is explained if the imitating
+        it. A value that nothing can judge then is judged without the bugs: to make it so explains
+        nothing. A relation is between two runs of the backend: it is explained if the imitating
         reference breaks it in the same way, and the honest one does not.
         """
         if found.kind == "relation":
@@ -146,7 +159,7 @@ class Imitated:
             wrong = replace(trial, imitated=frozenset(self.names), scope=scope)
             return Left(None if not _breaks(trial, found) and _breaks(wrong, found) else found)
         now = imitated(trial, self.names)
-        return Left(found) if now.raises_another() else self.listed.left(now)
+        return Left(found) if now.raises_another() else self.listed.left(now, plain=trial)
 
 
 def _breaks(trial: Trial, found: Divergence) -> bool:
@@ -166,11 +179,6 @@ class Remedied:
 
     entry: Known
     explain: Callable[[Trial, Divergence], str]
-
-    def cures(self, trial: Trial, found: Divergence) -> bool:
-        """Return whether a case agrees without that part."""
-        with _without(self.entry.without, trial) as again:
-            return _agrees(again, found)
 
     def explains(self, trial: Trial, found: Divergence) -> str:
         """Return the id of the entry, and of those that explain what is left without that part.

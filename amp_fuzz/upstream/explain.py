@@ -18,7 +18,7 @@ from amp_fuzz.upstream.evidence import Imitated, Left, Listed, Remedied
 from amp_fuzz.upstream.imitate import asking, imitated
 from amp_fuzz.upstream.known import Known
 from amp_fuzz.upstream.registry import may
-from amp_fuzz.upstream.roundings import left_out
+from amp_fuzz.upstream.roundings import EXCESS, left_out
 from amp_fuzz.upstream.search import smallest
 
 __all__ = ["Explainer", "judge_of"]
@@ -49,14 +49,13 @@ class Explainer:
         """Explain a divergence, or say which one to report in its place; see `Explain`.
 
         First by listed entries and by what the reference imitates: that costs runs of the
-        reference. If memory was not initialised it may agree by chance: then torch disagrees with
-        itself, or agrees without the part that reads it. After it was confirmed, also by what torch
-        does without a part of it.
+        reference. If memory was not initialised, torch may agree by chance: then it disagrees with
+        itself. After it was confirmed, also by what torch does without a part of it.
         """
         if not confirmed:
             known = self.ids(trial, found)
             if known and trial.steady():
-                return Explanation(found, self._unwritten(trial, found) or known)
+                return Explanation(found, known)
             return Explanation(beside.first_new(trial, found, self.listed, self.ids))
         known = ""
         if found.kind == "nondeterminism":
@@ -66,13 +65,8 @@ class Explainer:
 
     def left_out(self, trial: Trial) -> Explanation:
         """Explain the roundings that the backend left out."""
-
-        def ids_of(names: Sequence[str]) -> str:
-            entries = {k.quirk: k.id for k in self.known if k.on(trial.backend.name)}
-            ids = [entries.get(name, "") for name in names]
-            return "+".join(ids) if all(ids) else ""
-
-        return left_out(trial, ids_of)
+        entries = (k.id for k in self.known if k.quirk == EXCESS and k.on(trial.backend.name))
+        return left_out(trial, next(entries, ""))
 
     def ids(self, trial: Trial, found: Divergence) -> str:
         """Return the ids of the entries that explain a case with a divergence, or ""."""
@@ -102,7 +96,7 @@ class Explainer:
             left = None if now.raises_another() else now.compare()
             if left is None:
                 continue
-            rest = self.listed.left(replace(now, own=own(now, left)))
+            rest = self.listed.left(replace(now, own=own(now, left)), plain=trial)
             if rest.divergence is None:
                 return "+".join([*(k.id for k in chosen), *rest.ids, OWN])
         return ""
@@ -117,24 +111,12 @@ class Explainer:
         entries = [k for k in entries if may(k.quirk, trial.case)]
         return sorted(entries, key=lambda k: (k.general, not (k.general or k.ops)))
 
-    def _unwritten(self, trial: Trial, found: Divergence) -> str:
-        """Return the id of an entry whose library gives memory that nobody wrote, or "".
-
-        The case agrees without it.
-        """
-        remedies = self._remedies(trial, found)
-        odd = (remedy for remedy in remedies if "nondeterminism" in remedy.entry.kinds)
-        return next((remedy.entry.id for remedy in odd if remedy.cures(trial, found)), "")
-
     def _remedied(self, trial: Trial, found: Divergence) -> str:
         """Return the id of the entry whose library makes the difference, and of others, or ""."""
-        remedies = self._remedies(trial, found)
-        return next(filter(None, (remedy.explains(trial, found) for remedy in remedies)), "")
-
-    def _remedies(self, trial: Trial, found: Divergence) -> Iterator[Remedied]:
         ops = [s.op for s in statements(trial.case.program.body)]
         entries = self.listed.speaking(trial, found, ops)
-        yield from (Remedied(k, self.ids) for k in entries if k.without)
+        remedies = (Remedied(k, self.ids) for k in entries if k.without)
+        return next(filter(None, (remedy.explains(trial, found) for remedy in remedies)), "")
 
 
 @dataclass(slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -19,10 +18,13 @@ te_bug = partial(
 """A bug of Transformer Engine's layers, seen with its Python code on that torch."""
 
 
-def remembering(how: Callable[[type[Layers]], type[Layers]]) -> Imitation:
-    """Return an imitation. how: makes its class of layers from the one that it is based on."""
+def remembering(bug: type[Layers]) -> Imitation:
+    """Return an imitation whose layers have a bug: a subclass, put before their own class."""
 
     def semantics(before: Semantics) -> Semantics:
-        return replace(before, layers=lambda layers: how(before.layers(layers)))
+        def layers(documented: type[Layers]) -> type[Layers]:
+            return type(bug.__name__, (bug, before.layers(documented)), {})
+
+        return replace(before, layers=layers)
 
     return Imitation(semantics=semantics)

@@ -35,9 +35,7 @@ def _files() -> Iterator[ModuleType]:
             yield importlib.import_module(module.name)
 
 
-_MODULES = tuple(_files())
-
-FILES: tuple[ModuleType, ...] = tuple(file for file in _MODULES if hasattr(file, "BUGS"))
+FILES: tuple[ModuleType, ...] = tuple(file for file in _files() if hasattr(file, "BUGS"))
 """The modules that have bugs, by name. The docstring of each is their page."""
 
 _ALL: tuple[Bug, ...] = (*(bug for file in FILES for bug in file.BUGS), *own_bugs())
@@ -55,9 +53,6 @@ IMITATIONS: Mapping[str, Imitation] = {
 
 imitation.KNOWN.update(IMITATIONS)
 
-_JOINT = tuple(file for file in _MODULES if hasattr(file, "RULES"))
-"""Modules in which several bugs, `RULES`, are one imitation, which `imitation` makes."""
-
 QUIRKS = tuple(sorted(IMITATIONS))
 """The ids of the bugs that the reference can imitate."""
 
@@ -73,11 +68,7 @@ def shipped() -> tuple[Known, ...]:
 @cache
 def composed(names: frozenset[str]) -> Composed:
     """Return these bugs as one imitation."""
-    single = names.difference(*(file.RULES for file in _JOINT))
-    parts = {name: made for name, made in IMITATIONS.items() if name in single}
-    for file in _JOINT:
-        if rules := file.RULES & names:
-            parts[file.__name__] = file.imitation(rules)
+    parts = {name: made for name, made in IMITATIONS.items() if name in names}
     return compose(parts, names=names, by=f"{__name__}:composed")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -24,24 +23,24 @@ EXCESS = "xla-excess-precision"
 """The bug under which every rounding to 16 bits is left out; Inductor may, too."""
 
 
-def left_out(trial: Trial, ids_of: Callable[[Sequence[str]], str]) -> Explanation:
+def left_out(trial: Trial, known: str) -> Explanation:
     """Return the divergence in which a backend left out a rounding that it may not leave out.
 
-    One that nobody promises is a note. ids_of: returns the ids of the entries of bugs, or "".
+    One that nobody promises is a note. known: the id of the entry of `EXCESS`, or "".
     """
-    found, names = _elided(trial)
+    found = _elided(trial)
     if found is None:
         off = _unrounded(trial)
         if off is None:
             return Explanation()
         if trial.backend.reference().promise != "all":
             return Explanation(notes=(_note(trial, *off, rounds=_rounds(trial)),))
-        found, names = off[0], (EXCESS,)
-    return Explanation(found, ids_of(names))
+        found = off[0]
+    return Explanation(found, known)
 
 
-def _elided(trial: Trial) -> tuple[Divergence | None, tuple[str, ...]]:
-    """Return where a rounding that the program asks for was left out, and the bugs of that.
+def _elided(trial: Trial) -> Divergence | None:
+    """Return where a rounding that the program asks for was left out.
 
     Nearer to the exact value, it is within what rounding explains. It is one if the reference that
     leaves roundings out agrees with the backend on the whole case, and differs there, by more than
@@ -49,22 +48,21 @@ def _elided(trial: Trial) -> tuple[Divergence | None, tuple[str, ...]]:
     """
     elided = trial.observed.elided
     if not elided:
-        return None, ()
+        return None
     with noting() as names:
         wide = imitated(trial, (EXCESS,))
     if not names or wide.compare() is not None:
-        return None, ()
+        return None
     made = replace(wide, observed=replace(trial.expected, elided=())).compare()
     if made is None or made.where not in elided:
-        return None, ()
+        return None
     rounding = f"the rounding after {', '.join(names)}"
-    found = Divergence(
+    return Divergence(
         made.kind,
         made.where,
         f"{made.observed.partition(':')[0]}, with {rounding}",
         f"{made.expected}: {rounding} is left out (excess precision)",
     )
-    return found, (EXCESS,)
 
 
 def _unrounded(trial: Trial) -> tuple[Divergence, str] | None:

@@ -22,7 +22,6 @@ from amp_fuzz.backends.torchax import backend as torchax
 from amp_fuzz.backends.torchax import compat
 from amp_fuzz.backends.torchax.backend import MODES, TorchaxBackend, lacking
 from amp_fuzz.cases.case import Case
-from amp_fuzz.cases.literals import bits_of
 from amp_fuzz.cases.program import (
     Autocast,
     Checkpoint,
@@ -284,8 +283,6 @@ def test_honest_draws_are_explained(backend: TorchaxBackend) -> None:
 # -- findings -------------------------------------------------------------------------------------
 
 
-LU_PIVOTS = x("x1", 2, dtype="int32", values=bits_of([1, 2], "int32"))
-
 FINDINGS = {
     "torchax-16-bit-kernels": case(
         [x("x0", 2, 2, dtype="bfloat16")], call("linalg.det", "x0"), backward="none"
@@ -338,18 +335,6 @@ def test_a_finding_hides_no_other(faulty: tuple[TorchaxBackend, Path]) -> None:
     assert judged(backend, one) == ("known", "torchax-composites")
     file.write_text("mm-without-policy")
     assert judged(backend, one)[0] == "diverged"
-
-
-@needs_jax
-def test_a_softmax_of_another_dtype_is_no_forgotten_argument(
-    faulty: tuple[TorchaxBackend, Path],
-) -> None:
-    backend, file = faulty
-    one = case([x("x0", 2, 2)], call("softmax", "x0", 1), backward="none")
-    file.write_text("softmax-in-bfloat16")
-    assert judged(backend, one) == ("backend", "backend")
-    file.write_text("")
-    assert judged(backend, one) == ("agreed", "")
 
 
 def test_the_reference_casts_nothing_under_the_quirk_of_torch_autocast() -> None:

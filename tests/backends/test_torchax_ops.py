@@ -18,7 +18,6 @@ from amp_fuzz.cases.literals import bits_of
 from amp_fuzz.cases.program import Checkpoint, TensorSpec
 from amp_fuzz.upstream import BUGS, shipped
 from amp_fuzz.upstream.explain import judge_of
-from amp_fuzz.upstream.torchax.examples import GRU_INPUTS, gru
 from tests.backends.test_torchax import judged, judged_with, needs_jax
 from tests.helpers import BF16, call, case, under, x
 
@@ -45,15 +44,16 @@ class Made:
     honest: Case | None = None
 
 
+_GRU = BUGS["torchax-rnn-dtypes"].examples[0].case
 _SVD = call("linalg.svd", "x0", full_matrices=True, to="v0 v1 v2")
 
 
 MADE = {
     "gru of two dtypes": Made(
-        BUGS["torchax-rnn-dtypes"].examples[0].case,
+        _GRU,
         "torchax-rnn-dtypes",
         "sigmoid-too-large",
-        case(GRU_INPUTS, gru(), contexts=()),
+        case([x("x0", 8, 2, 3), *_GRU.program.inputs[1:]], *_GRU.program.body, contexts=()),
     ),
     "corrcoef": Made(
         case([x("x0", 2, 5, dtype="float16")], call("corrcoef", "x0"), contexts=(BF16,)),

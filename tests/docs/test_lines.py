@@ -215,15 +215,29 @@ SHOWN = {"{toctree}", "dockerfile"}
 # -- links ----------------------------------------------------------------------------------------
 
 
-def test_the_readme_links_to_pages_that_exist() -> None:
-    text = re.sub(r"(?ms)^```.*?^```$|`[^`]*`", "", README.read_text())
-    links = re.findall(r"\]\(([^)]+)\)", text)
-    assert links
-    for link in links:
-        path, _, anchor = link.partition("#")
-        page = ROOT / path
-        assert page.exists(), link
-        assert not anchor or f'<a id="{anchor}">' in page.read_text(), link
+def test_each_page_links_to_files_that_exist() -> None:
+    pages = [p for p in (ROOT / "docs").rglob("*.md") if "node_modules" not in p.parts]
+    pages += [README, ROOT / "CONTRIBUTING.md"]
+    gone = [
+        f"{page.relative_to(ROOT)}: {link}"
+        for page in pages
+        for link in links(page)
+        if not (page.parent / link.partition("#")[0]).exists()
+    ]
+    assert gone == []
+
+
+def test_the_readme_links_to_places_that_exist() -> None:
+    found = links(README)
+    assert found
+    for path, _, anchor in (link.partition("#") for link in found):
+        assert not anchor or f'<a id="{anchor}">' in (ROOT / path).read_text(), path
+
+
+def links(page: Path) -> list[str]:
+    """Return the links of a page to files and to its own places."""
+    text = re.sub(r"(?ms)^```.*?^```$|`[^`]*`", "", page.read_text())
+    return [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"\w+:", link)]
 
 
 def test_the_readme_fits_a_screen() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from amp_fuzz.backends.harness import quiet
-from amp_fuzz.findings.groups import Groups, Met, examine
+from amp_fuzz.findings.examination import Met, examine
+from amp_fuzz.findings.groups import Groups
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.records.fingerprint import title
 from amp_fuzz.upstream import shipped

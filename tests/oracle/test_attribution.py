@@ -56,11 +56,11 @@ def times(factor: float, *labels: str) -> Fault:
     return fault
 
 
-def raising(message: str) -> Fault:
-    """Return a fault that ends every run in an error."""
+def raising(message: str, text: str = "v0 = mm(x0, w1)") -> Fault:
+    """Return a fault that ends every run in an error at a line."""
 
     def fault(one: Case, seen: Observation) -> None:
-        seen.values, seen.raised = {}, Raised("RuntimeError", message, 1, "v0 = mm(x0, w1)")
+        seen.values, seen.raised = {}, Raised("RuntimeError", message, 1, text)
 
     return fault
 
@@ -128,11 +128,12 @@ def test_a_fault_is_the_backends_if_it_shows_without_autocast_too(fault: Fault) 
     [
         (under_autocast(times(2, "v0"), times(3, "v0")), "bitwise"),
         (under_autocast(raising("no kernel"), raising("no memory")), "raise"),
+        (under_autocast(raising("no kernel"), raising("no kernel", "v1 = neg(v0)")), "raise"),
         (under_autocast(leaving(MODE, CACHE), leaving(MODE)), "state"),
         (under_autocast(raising("no kernel"), times(2, "v0")), "raise"),
         (under_autocast(times(2, "v0"), raising("no kernel")), "bitwise"),
     ],
-    ids=["value", "error", "state", "error or value", "value or error"],
+    ids=["value", "error", "error elsewhere", "state", "error or value", "value or error"],
 )
 def test_another_fault_without_autocast_explains_none(fault: Fault, kind: str) -> None:
     verdict = judged(fault)

@@ -239,3 +239,38 @@ def test_of(amp_check, how):
     done = project.runpytest_subprocess("-rsx")
     done.assert_outcomes(skipped=1, failed=1, xfailed=1)
     done.stdout.fnmatch_lines(["SKIPPED*needs a GPU", "XFAIL*needs a GPU"])
+
+
+def test_amp_precision_fails_a_test_whose_model_loses_digits(project: pytest.Pytester) -> None:
+    project.makepyfile(
+        MODEL
+        + """
+def test_honest(amp_precision):
+    assert amp_precision(Model(), X).verdict == "harmless"
+
+def test_too_many_digits(amp_precision):
+    amp_precision(Model(), X, digits=5, seconds=5)
+
+@pytest.mark.amp_fuzz(digits=5, seconds=5)
+class TestMarked:
+    def test_too_many_digits(self, amp_precision):
+        amp_precision(Model(), X)
+
+    def test_fewer(self, amp_precision):
+        result = amp_precision(Model(), X, digits=1)
+        assert result.digits == 1
+
+@pytest.mark.amp_fuzz(backends=["eager-cpu"])
+def test_option_of_another(amp_precision):
+    pass
+"""
+    )
+    done = project.run(sys.executable, "-m", "pytest", "-W", "error", "--amp-fuzz-seed=3")
+    done.assert_outcomes(passed=2, failed=2, errors=1)
+    done.stdout.fnmatch_lines(
+        [
+            "*amp_fuzz.precision of Model, bfloat16 autocast on cpu: LOSES DIGITS*",
+            "*harmed *output keeps * of 2.4 digits; 5.0 are asked*",
+        ]
+    )
+    assert not (project.path / ".amp-fuzz").exists()

@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.case import Case, bare
 from amp_fuzz.cases.program import Autocast
-from amp_fuzz.findings.culprit import _Call, culprit
 from amp_fuzz.findings.entered import inside
-from amp_fuzz.findings.groups import Groups, Met, Step, examine
+from amp_fuzz.findings.examination import Met, Step, examine
+from amp_fuzz.findings.groups import Groups
 from amp_fuzz.findings.judge_again import happens
 from amp_fuzz.findings.minimize.target import working
 from amp_fuzz.findings.wrong_context import acts_as, unrestored
@@ -28,7 +28,7 @@ from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
 from tests.faults.corrupted import Corrupted, Patches, wrong_kernels
 from tests.faults.many import seeded
-from tests.helpers import BF16, F16, WrongKernel, call, case, eager, needs_torch, under, x
+from tests.helpers import BF16, F16, WrongKernel, call, case, eager, under, x
 
 UNCACHED = Autocast(dtype="bfloat16", cache_enabled=False)
 
@@ -325,16 +325,6 @@ def test_a_divergence_that_two_causes_do_not_explain_is_a_third() -> None:
     assert third.fingerprint not in known
 
 
-# -- one kernel inside ops that are made of others -------------------------------------------------
-
-ATTENTION = case(
-    [x("x0", 1, 2, 2)],
-    call("scaled_dot_product_attention", "x0", "x0", "x0"),
-    contexts=(),
-    backward="none",
-)
-
-
 @pytest.mark.skipif(
     not hasattr(torch.library, "get_kernel"), reason="torch 2.7 has no torch.library.get_kernel"
 )
@@ -358,45 +348,6 @@ def test_a_torch_without_get_kernel_looks_into_no_op(monkeypatch: pytest.MonkeyP
         torch.ops.aten.linalg_vector_norm(torch.ops.aten.baddbmm(x0, x0, x0))
     assert names == ["aten.baddbmm.default", "aten.linalg_vector_norm.default"]
     assert len(looked) > len(names)
-
-
-def test_a_second_wrong_kernel_inside_an_op_is_another_one() -> None:
-    needs_torch("<2.15")  # then attention calls no softmax of its own
-    with quiet():
-        both = faulty("bmm-gain", "softmax-tail")
-        assert culprit(both, ATTENTION) is None  # one kernel alone does not mend it
-        names = {n: culprit(faulty(n), ATTENTION) for n in ("bmm-gain", "softmax-tail")}
-    assert {n: c and c.name for n, c in names.items()} == {
-        "bmm-gain": "bmm",
-        "softmax-tail": "_softmax",
-    }
-
-
-def test_a_kernel_is_tried_under_the_settings_of_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another kernel may be chosen without them, whose results are right and others."""
-    setting = "torch.backends.cuda.enable_flash_sdp(False)"
-    seen = []
-
-    def here(call: Any) -> Any:
-        seen.append(torch.backends.cuda.flash_sdp_enabled())
-        return own(call)
-
-    own = _Call.here
-    monkeypatch.setattr(_Call, "here", here)
-    with quiet():
-        found = culprit(faulty("bmm-gain"), ATTENTION.with_plan(settings=(setting,)))
-    assert set(seen) == {False}
-    assert found is not None
-    assert found.case is not None
-    assert found.case.plan.settings == (setting,)
-
-
-def test_no_kernel_is_named_of_a_wrong_policy() -> None:
-    judge = faulty("mm:none")
-    under_mm = case([x("x0", 2, 2)], call("mm", "x0", "x0"), contexts=(F16,), backward="none")
-    with quiet():
-        assert judge.judge(under_mm).divergence is not None
-        assert culprit(judge, under_mm) is None
 
 
 LINEAR = case([x("x0", 2, 2), x("w1", 2, 2)], call("linear", "x0", "w1"), backward="none")

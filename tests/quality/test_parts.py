@@ -12,7 +12,8 @@ import torch
 from amp_fuzz.backends.compile import CompileBackend
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.case import Case
-from amp_fuzz.findings.groups import Groups, Met, Step, examine
+from amp_fuzz.findings.examination import Met, Step, examine
+from amp_fuzz.findings.groups import Groups
 from amp_fuzz.findings.judge_again import happens
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.records.baseline import entry_of

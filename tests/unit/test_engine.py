@@ -18,7 +18,8 @@ from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.case import Case, bare
 from amp_fuzz.cases.program import statements
 from amp_fuzz.catalogue import CATALOGUE, Op
-from amp_fuzz.findings.groups import Groups, Met
+from amp_fuzz.findings.examination import Met
+from amp_fuzz.findings.groups import Groups
 from amp_fuzz.findings.minimize.target import Target, asker, shrink
 from amp_fuzz.records.schema import CaseRecord, RunRecord
 from amp_fuzz.records.store import Store

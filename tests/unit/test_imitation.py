@@ -4,7 +4,7 @@ import inspect
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -69,28 +69,11 @@ def test_each_hook_changes_a_run(one: Case) -> None:
     mm = torch.ops.aten.mm.default
     assert result(one, Imitation(semantics=uncast)).dtype is torch.float32
     assert torch.equal(result(one, Imitation(kernels={mm: times(2)})), 2 * honest)
-    assert torch.equal(result(one, Imitation(functions={"mm": times(2)})), 2 * honest)
     assert torch.equal(result(one, Imitation(wrap=negated)), -honest)
     assert result(one, Imitation(rewrite=plain)).dtype is torch.float32
     assert torch.equal(result(one, Imitation(around=around)), honest)
     assert entered
     assert torch.equal(result(one), honest)  # no hook stays behind
-
-
-def test_the_later_kernel_stands_around_the_earlier() -> None:
-    honest = result(PRODUCT)
-    mm = torch.ops.aten.mm.default
-
-    def more(plain: Any, *args: Any) -> torch.Tensor:
-        made: torch.Tensor = plain(*args) + 1
-        return made
-
-    both = Imitation(kernels={mm: times(2)}), Imitation(kernels={mm: more})
-    assert torch.equal(result(PRODUCT, *both), 2 * honest + 1)
-    assert torch.equal(result(PRODUCT, *both[::-1]), 2 * (honest + 1))
-    abstains = Imitation(kernels={mm: lambda plain, *args: NotImplemented})
-    assert torch.equal(result(PRODUCT, both[0], abstains), 2 * honest)
-    assert torch.equal(result(PRODUCT, abstains), honest)
 
 
 @pytest.mark.parametrize("region", [InferenceMode(), NoGrad()], ids=["inference", "no_grad"])
@@ -118,23 +101,6 @@ def test_what_is_around_a_run_stands_above_the_kernels() -> None:
     assert torch.equal(result(PRODUCT, Imitation(around=Noting), negated), -result(PRODUCT))
     assert mm in seen
     assert neg not in seen
-
-
-def test_a_custom_op_can_be_another_one_than_its_program() -> None:
-    def negated(op: Any, one: Case) -> Any:
-        return lambda *inputs: [-output for output in op(*inputs)]
-
-    plan = msgspec.structs.replace(PRODUCT.plan, entry="custom_op")
-    one = msgspec.structs.replace(PRODUCT, plan=plan)
-    assert torch.equal(result(one, Imitation(wrap_op=negated)), -result(one))
-    assert torch.equal(result(PRODUCT, Imitation(wrap_op=negated)), result(PRODUCT))
-
-
-def test_an_op_without_a_policy_can_be_called_otherwise() -> None:
-    one = case([x("x0", 2, 2)], call("neg", "x0"), backward="none")
-    honest = result(one)
-    assert torch.equal(result(one, Imitation(functions={"neg": times(3)})), 3 * honest)
-    assert torch.equal(result(one), honest)  # its kernel is gone
 
 
 def test_shadows_see_what_is_imitated() -> None:
@@ -186,10 +152,7 @@ def test_asking_names_the_bugs_whose_rules_decide() -> None:
 
 @pytest.mark.parametrize("name", sorted(IMITATIONS))
 def test_an_imitation_replaces_a_rule_or_does_more(name: str) -> None:
-    """`Semantics` has no field that only a caller could read."""
-    made = IMITATIONS[name]
-    assert {f.name for f in fields(made.rules(DOCUMENTED))} >= made.replaces()
-    assert made.replaces() or made.acts()
+    assert IMITATIONS[name].replaces() or IMITATIONS[name].acts()
 
 
 def test_another_process_gets_the_same_imitation() -> None:

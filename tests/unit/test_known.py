@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from amp_fuzz.backends import backends, harness, imitation
+from amp_fuzz.backends.determinism import Kernels
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.harness import Observation, Raised, quiet
 from amp_fuzz.backends.reference import ReferenceRuntime
@@ -700,6 +701,54 @@ def test_nor_one_that_it_puts_in_doubt_and_does_not_change(monkeypatch: pytest.M
         verdict = judge_of(backend, known, "none", confirm=False).judge(TWICE)
         assert verdict.divergence is not None
         assert (verdict.outcome, verdict.divergence.where) == ("diverged", "v0")
+
+
+@pytest.mark.parametrize("varied", [False, True])
+@pytest.mark.parametrize("always", [False, True], ids=["under the bug", "without it too"])
+def test_an_imitation_under_which_nothing_is_judged_explains_nothing(
+    varied: bool, always: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It makes v3 what the backend makes it. Of v1, which is wrong too, nothing is known under it.
+
+    varied: because of a kernel that varies, on an exact backend; else because no shadow follows.
+    always: without the bug too: then v1 is no divergence.
+    """
+    run, shadowed, traced = (getattr(ReferenceRuntime, n) for n in ("run", "shadowed", "traced"))
+
+    def doubtful() -> bool:
+        return always or GONE.quirk in imitation.current().names
+
+    def runs(self: ReferenceRuntime, one: Case) -> Observation:
+        seen = run(self, one)
+        if GONE.quirk in imitation.current().names and uses_autocast(one):
+            assert seen.values["v3"] is not None
+            seen.values["v3"] = seen.values["v3"] * 2 + 1
+        return seen
+
+    def doubts(self: ReferenceRuntime, *how: Any, **named: Any) -> Any:
+        seen, bands = shadowed(self, *how, **named)
+        if doubtful():
+            bands["v1"] = replace(bands["v1"], known=False)
+        return seen, bands
+
+    def traces(self: ReferenceRuntime, *how: Any) -> Any:
+        trace = traced(self, *how)
+        if doubtful():
+            trace.spread["v1"] = "any"
+        return trace
+
+    monkeypatch.setattr(ReferenceRuntime, "run", runs)
+    monkeypatch.setattr(ReferenceRuntime, "shadowed", doubts)
+    monkeypatch.setattr(ReferenceRuntime, "traced", traces)
+    if varied:
+        monkeypatch.setattr("amp_fuzz.oracle.trial.kernels_of", lambda backend: Kernels({"": ()}))
+    backend = Off(labels=("v1", "v3"), exact=varied)
+    verdict = judge_of(backend, (GONE,), "none", confirm=False).judge(TWICE)
+    if always:
+        assert (verdict.outcome, verdict.known) == ("known", "gone")
+    else:
+        assert verdict.divergence is not None
+        assert (verdict.outcome, verdict.divergence.where) == ("diverged", "v1")
 
 
 def test_what_the_imitation_alone_changes_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:

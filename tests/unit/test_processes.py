@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -186,30 +187,46 @@ class _Ended(BaseException):
     pass
 
 
-@pytest.fixture
-def signal_after_forks() -> Iterator[None]:
-    """Send this thread SIGTERM in a hook after each fork; its handler raises."""
+@contextmanager
+def _sent_after_forks(number: signal.Signals, *, here: bool) -> Iterator[None]:
+    """In a hook after each fork, send a signal to this thread or to another; its handler raises."""
 
     def raising(number: int, frame: object) -> None:
         raise _Ended
 
-    def sent() -> None:
-        if on:
-            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    def taking() -> None:
+        forked.wait()
+        signal.pthread_kill(threading.get_ident(), number)
+
+    def hook() -> None:
+        if on and here:
+            signal.pthread_kill(threading.get_ident(), number)
+        elif on:
+            forked.set()
+            other.join()
 
     on = [True]
-    before = signal.signal(signal.SIGTERM, raising)
-    os.register_at_fork(after_in_parent=sent)
-    yield
-    on.clear()
-    signal.signal(signal.SIGTERM, before)
+    forked, other = threading.Event(), threading.Thread(target=taking)
+    before = signal.signal(number, raising)
+    os.register_at_fork(after_in_parent=hook)
+    if not here:
+        other.start()  # unlike one that starts in the hook, it does not block the signal
+    try:
+        yield
+    finally:
+        on.clear()
+        signal.signal(number, before)
 
 
-@pytest.mark.usefixtures("signal_after_forks")
-def test_a_signal_that_comes_during_a_fork_is_not_lost() -> None:
+@pytest.mark.parametrize("here", [True, False], ids=["this thread", "another thread"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_during_a_fork_is_not_lost(number: signal.Signals, here: bool) -> None:
     """Python ignores exceptions in such hooks: a run that was told to end would go on."""
-    with pytest.raises(_Ended):
-        start(leaving, fork=True)
+    with _sent_after_forks(number, here=here):
+        before = signal.getsignal(number)
+        with pytest.raises(_Ended):
+            start(leaving, fork=True)
+        assert signal.getsignal(number) is before
 
 
 def test_a_new_process_ends_at_a_signal_that_its_start_blocks() -> None:

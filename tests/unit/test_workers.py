@@ -21,7 +21,7 @@ from amp_fuzz.backends import backends
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.cases.case import Case, uses_autocast
-from amp_fuzz.findings.groups import examine
+from amp_fuzz.findings.examination import examine
 from amp_fuzz.records.schema import (
     CaseRecord,
     DivergenceRecord,

@@ -39,7 +39,7 @@ def test_an_imitated_export_leaves_no_trace_of_its_first_call() -> None:
 
 def test_a_function_of_a_user_is_left_as_it_is() -> None:
     example = case([x("x0", 2)], call("neg", "x0"))
-    made = composed(frozenset({"export-checkpoint", "export-composites"}))
+    made = composed(frozenset({"export-composites"}))
     assert made.wrap(judge, example) is judge
 
 

@@ -41,7 +41,7 @@ def test_each_bug_has_a_section(pages: ModuleType) -> None:
     heads = [line for f in FILES for line in (f.__doc__ or "").splitlines() if line[:3] == "## "]
     said = [name for head in heads for name in pages.ids(head)]
     for bug in BUGS.values():
-        if bug.own and bug.id not in said:
+        if bug.own:
             assert f'<a id="{bug.id}"></a>' in (DOCS / "findings" / bug.page).read_text("utf-8")
             said.append(bug.id)
     assert sorted(said) == sorted(BUGS)

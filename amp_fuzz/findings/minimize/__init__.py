@@ -5,7 +5,6 @@ outputs, shapes, dtypes, layouts, values, arguments. The caller decides what "th
 """
 
 from amp_fuzz.findings.minimize.capture import Taken, Values, capture
-from amp_fuzz.findings.minimize.data import small_values
 from amp_fuzz.findings.minimize.edit import count, without
 from amp_fuzz.findings.minimize.search import Ended, Event, Reply, Smaller, Tried, search
 
@@ -20,6 +19,5 @@ __all__ = [
     "capture",
     "count",
     "search",
-    "small_values",
     "without",
 ]

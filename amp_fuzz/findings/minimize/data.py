@@ -14,13 +14,12 @@ from amp_fuzz.findings.minimize.edit import mapped, replace_input
 from amp_fuzz.findings.minimize.specs import (
     cast,
     elements,
-    frozen,
     held_numbers,
     moved,
     with_numbers,
 )
 
-__all__ = ["cost", "devices", "dtypes", "layouts", "roles", "seeds", "small_values", "values"]
+__all__ = ["cost", "devices", "dtypes", "layouts", "roles", "seeds", "values"]
 
 _PLAINER = {
     "float64": ("float32",),
@@ -51,19 +50,6 @@ def dtypes(case: Case) -> Iterator[Case]:
     said = mapped(case.program, lambda _, s: _saying_float32(s))
     if said != case.program:
         yield msgspec.structs.replace(case, program=said)
-
-
-def small_values(case: Case) -> Case:
-    """Return the case holding its elements, all of them between -4 and 4."""
-    specs = []
-    for spec in case.program.inputs:
-        held = frozen(spec, case.seed)
-        small = with_numbers(held, _rounded(held)) if held.values else None
-        specs.append(small if small is not None and held.dtype in _FLOATING else spec)
-    return _with_inputs(case, tuple(specs))
-
-
-_FLOATING = ("float16", "bfloat16", "float32", "float64")
 
 
 def _saying_float32(statement: Statement) -> Statement:

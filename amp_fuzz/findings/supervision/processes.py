@@ -14,11 +14,12 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import FrameType
 
 import psutil
 
@@ -225,8 +226,34 @@ def no_interrupts(*others: signal.Signals) -> Iterator[None]:
     logging has one), so the signal would be lost.
     """
     resource_tracker.ensure_running()  # starting it with the first process would unblock
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *others})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    numbers = {signal.SIGINT, *others}
+    with ExitStack() as handlers:
+        # Python calls handlers in the main thread, whichever thread takes the signal.
+        if threading.current_thread() is threading.main_thread():
+            for number in numbers:
+                if callable(handler := signal.getsignal(number)):
+                    handlers.callback(signal.signal, number, handler)
+                    signal.signal(number, _unless_blocked(handler))
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+_Handler = Callable[[int, FrameType | None], object]
+
+
+def _unless_blocked(handler: _Handler) -> _Handler:
+    """Return a signal handler that waits until the main thread unblocks the signal.
+
+    It may stay: another handler may raise before it is removed, and a fork keeps it.
+    """
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if number in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+            signal.raise_signal(number)  # for this thread alone, where it is pending
+        else:
+            handler(number, frame)
+
+    return handle

@@ -79,12 +79,13 @@ def precision(
     Exit codes: 0 autocast is harmless; 1 it is not, or it casts nothing; 2 the file or the model
     cannot be used.
     """
+    path, name = _target(target)
     import torch
 
     import amp_fuzz
 
     torch.manual_seed(seed)
-    function, *inputs = _made(target)
+    function, *inputs = _made(path, name)
     with _progress() as progress:
         try:
             result = amp_fuzz.precision(
@@ -100,7 +101,7 @@ def precision(
             )
         except amp_fuzz.CheckError as error:
             cause = error.__cause__
-            place = _place(cause, Path(target.rpartition(":")[0])) if cause else ""
+            place = _place(cause, path) if cause else ""
             raise Stopped(f"{target}: {_first(str(error))}{place}") from error
     say(str(result))
     if data is not None:
@@ -112,8 +113,8 @@ def precision(
     return Exit.OK if result.ok else Exit.DIVERGED
 
 
-def _made(target: str) -> tuple[Any, ...]:
-    """Return what the user's function returns: a callable and its inputs."""
+def _target(target: str) -> tuple[Path, str]:
+    """Return the file and the name of the function in it."""
     file, _, name = target.rpartition(":")
     path = Path(file)
     if path.suffix != ".py" or not name.isidentifier():
@@ -121,6 +122,11 @@ def _made(target: str) -> tuple[Any, ...]:
         raise Stopped(f"{target}: give a Python file and the name of a function: {example}")
     if not path.is_file():
         raise Stopped(f"{path}: no such file")
+    return path, name
+
+
+def _made(path: Path, name: str) -> tuple[Any, ...]:
+    """Return what the user's function returns: a callable and its inputs."""
     module = _called(path, lambda: _imported(path), "cannot be imported")
     make = getattr(module, name, None)
     if not callable(make):
@@ -130,11 +136,11 @@ def _made(target: str) -> tuple[Any, ...]:
         raise Stopped(f"{path}: {name} {has}{': it has ' + ', '.join(own[:8]) if own else ''}")
     found = _called(path, make, f"{name}() raises")
     if not (isinstance(found, tuple) and found and callable(found[0])):
-        what = type(found).__name__
-        what = (
-            f"{what} of {type(found[0]).__name__}" if isinstance(found, tuple) and found else what
+        first = f" of {type(found[0]).__name__}" if isinstance(found, tuple) and found else ""
+        raise Stopped(
+            f"{path}: {name}() returns {type(found).__name__}{first}: return a tuple of a callable "
+            "and its inputs"
         )
-        raise Stopped(f"{target} returns {what}: return a tuple of a callable and its inputs")
     return found
 
 
@@ -154,7 +160,8 @@ def _called(path: Path, call: Callable[[], Any], what: str) -> Any:
     try:
         return call()
     except (Exception, SystemExit) as error:  # the user's code may raise anything
-        text = f"{type(error).__name__}: {_first(str(error))}".removesuffix(": ")
+        message = error.msg if isinstance(error, SyntaxError) else str(error)
+        text = f"{type(error).__name__}: {_first(message)}".removesuffix(": ")
         raise Stopped(f"{path}: {what}: {text}{_place(error, path)}") from error
 
 

@@ -17,7 +17,7 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import pytest
@@ -41,7 +41,7 @@ from amp_fuzz.reports.compare import compare
 from amp_fuzz.reports.compare_text import render
 from amp_fuzz.runs.corpus import FINDINGS, CorpusError, Kept, fixed_lines, kept_findings
 from amp_fuzz.runs.engine import limits
-from amp_fuzz.runs.setup import prepare
+from amp_fuzz.runs.setup import Session, prepare
 from amp_fuzz.runs.workers import unshared
 from amp_fuzz.upstream.known import KnownError
 
@@ -74,45 +74,14 @@ def activate(config: pytest.Config) -> None:
 
 
 def _session(config: pytest.Config) -> FuzzSession:
-    resolved = resolve(given_options(config), start=start_folder(config), prefix=_PREFIX)
-    options = resolved.options
-    load_plugins(options.plugins, resolved.sources["plugins"], start_folder(config))
-    options = with_device(resolved, start_folder(config))
-    folder = config.invocation_params.dir / folder_of(options.store, "a session")
-    sent: dict[str, Any] | None = None
-    if hasattr(config, "workerinput"):
-        sent = json.loads(config.workerinput[_KEY])
-        folder = Path(sent["store"])
-        options = dataclasses.replace(options, seed=sent["seed"])
-    elif options.seed is None:
-        options = dataclasses.replace(options, seed=secrets.randbelow(2**32))
-    if options.report.exists() and not options.report.is_dir():
-        raise ConfigError(f"{_PREFIX}report: {options.report} is a file: give a folder")
+    given = _given(config)
+    options, folder, sent = given.options, given.folder, given.sent
     again = list(replayed(Store(folder), config.option.amp_fuzz_replay))
     if again:
-        named_backends = dict.fromkeys(job.kept.backend for job in again)
-        options = dataclasses.replace(options, backends=tuple(named_backends))
+        named = dict.fromkeys(job.kept.backend for job in again)
+        options = dataclasses.replace(options, backends=tuple(named))
     prepared = prepare(options, command=_again(config, options))
-    record = prepared.record
-    if sent is not None:
-        record = msgspec.structs.replace(record, id=sent["run"], started=sent["started"])
-    settings = prepared.settings
-    if config.getoption("maxfail") == 1:
-        settings = dataclasses.replace(settings, fail_fast=True)
-    if options.isolate == "auto" and config.option.usepdb:
-        settings = dataclasses.replace(settings, isolate=False)
-    settings = dataclasses.replace(settings, workers=1)
-    named = resolved.sources["store"].startswith(_PREFIX)
-    run = Run(
-        settings,
-        Store(folder),
-        record,
-        label="main" if sent is None else sent["worker"],
-        store_option=store_option(str(options.store) if named else ""),
-        processes=getattr(config, "workerinput", {}).get("workercount", 1),
-    )
-    states = {b.name: b.availability() for b in matching(options.backends)}
-    missing = {name: state for name, state in states.items() if state.status != "ready"}
+    run = _run(config, prepared, given)
     kept: list[AnyJob] = [*again]
     findings: list[Kept] = []
     trouble: list[str] = []
@@ -121,20 +90,77 @@ def _session(config: pytest.Config) -> FuzzSession:
         ids = None if sent is None else sent["findings"]
         findings, trouble = kept_findings(Store(folder), prepared.chosen, ids)
         cases = tuple((k.backend, FINDINGS, k.case) for k in findings)
-        settings = run.settings = dataclasses.replace(settings, kept=cases)
-        folders = [*options.corpus, *config.getini("amp_fuzz_corpus")]
-        kept += corpus(folders, prepared.chosen)
-        kept += jobs(settings, prepared.chosen, missing)
+        run.settings = dataclasses.replace(run.settings, kept=cases)
+        kept += corpus([*options.corpus, *config.getini("amp_fuzz_corpus")], prepared.chosen)
+        states = {b.name: b.availability() for b in matching(options.backends)}
+        missing = {name: state for name, state in states.items() if state.status != "ready"}
+        kept += jobs(run.settings, prepared.chosen, missing)
     found = _selected(config, kept)
     if sent is None and not config.option.collectonly:
         run.store.create()  # fail now, not after the first item
-    against, worker = None, sent is not None
-    if (before := getattr(config.option, dest("compare"))) and not worker:
-        try:
-            against = find_run(Store(folder), before)
-        except StoreError as error:
-            raise pytest.UsageError(f"{_PREFIX}compare: {error}") from error
+    worker = sent is not None
+    against = None if worker else _against(config, folder)
     return FuzzSession(run, found, options, worker, kept=findings, unused=trouble, against=against)
+
+
+class _Given(NamedTuple):
+    """The options of a session. sent: what a worker of xdist was sent, or None.
+
+    folder: of the store. store: the option that names it, or "".
+    """
+
+    options: Options
+    folder: Path
+    store: str
+    sent: Mapping[str, Any] | None
+
+
+def _given(config: pytest.Config) -> _Given:
+    resolved = resolve(given_options(config), start=start_folder(config), prefix=_PREFIX)
+    options = resolved.options
+    load_plugins(options.plugins, resolved.sources["plugins"], start_folder(config))
+    options = with_device(resolved, start_folder(config))
+    folder = config.invocation_params.dir / folder_of(options.store, "a session")
+    sent = None
+    if hasattr(config, "workerinput"):
+        sent = json.loads(config.workerinput[_KEY])
+        folder = Path(sent["store"])
+        options = dataclasses.replace(options, seed=sent["seed"])
+    elif options.seed is None:
+        options = dataclasses.replace(options, seed=secrets.randbelow(2**32))
+    if options.report.exists() and not options.report.is_dir():
+        raise ConfigError(f"{_PREFIX}report: {options.report} is a file: give a folder")
+    named = resolved.sources["store"].startswith(_PREFIX)
+    return _Given(options, folder, store_option(str(options.store) if named else ""), sent)
+
+
+def _run(config: pytest.Config, prepared: Session, given: _Given) -> Run:
+    """Return the state that the items of this process share."""
+    record, sent, settings = prepared.record, given.sent, prepared.settings
+    if sent is not None:
+        record = msgspec.structs.replace(record, id=sent["run"], started=sent["started"])
+    if config.getoption("maxfail") == 1:
+        settings = dataclasses.replace(settings, fail_fast=True)
+    if given.options.isolate == "auto" and config.option.usepdb:
+        settings = dataclasses.replace(settings, isolate=False)
+    return Run(
+        dataclasses.replace(settings, workers=1),
+        Store(given.folder),
+        record,
+        label="main" if sent is None else sent["worker"],
+        store_option=given.store,
+        processes=getattr(config, "workerinput", {}).get("workercount", 1),
+    )
+
+
+def _against(config: pytest.Config, folder: Path) -> tuple[Store, str] | None:
+    """Return the run that this one is compared with."""
+    if not (before := getattr(config.option, dest("compare"))):
+        return None
+    try:
+        return find_run(Store(folder), before)
+    except StoreError as error:
+        raise pytest.UsageError(f"{_PREFIX}compare: {error}") from error
 
 
 def given_options(config: pytest.Config) -> dict[str, object]:

@@ -36,9 +36,10 @@ def code_of(
     """
     parts = [_block(name, some, device, known) for name, some in grouped(lines).items()]
     if modules:
-        text = inspect.getsource(in_float32)
-        body = text[text.index("def run_in_float32") :]
-        parts.append(body.replace("  # type: ignore[no-untyped-def]", "").strip())
+        text = inspect.getsource(in_float32).replace("  # type: ignore[no-untyped-def]", "")
+        imports = text[text.index("import torch") : text.index("__all__")].strip()
+        body = text[text.index("def run_in_float32") :].strip()
+        parts.append(f"{imports}\n\n\n{body}\n")
         for root in roots:
             if names := names_within(root, frozenset(modules)):
                 listed = ", ".join(map(repr, sorted(names)))

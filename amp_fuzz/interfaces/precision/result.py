@@ -145,7 +145,7 @@ class PrecisionResult:
         remedy = self.remedy or Remedy()
         told = [e.place for e in self.events if e.kind != "lowered" and e.place.file]
         own = [s for s in self.statements if s.place.file]
-        lost = sorted(own, key=lambda s: s.result - min(s.given, 8.0))
+        lost = sorted(own, key=_drop)
         found = dict.fromkeys(remedy.lines)
         found |= dict.fromkeys(p for p in told if p.module in remedy.modules)
         for module in remedy.modules:
@@ -175,7 +175,7 @@ class PrecisionResult:
 
     @property
     def context(self) -> str:
-        """The autocast: ``bfloat16 autocast on cuda``."""
+        """The autocast in words, as ``bfloat16 autocast on cuda``."""
         return f"{self.dtype} autocast on {self.device}"
 
     def write_html(self, path: Path | str) -> None:
@@ -316,17 +316,23 @@ def reasons(result: PrecisionResult) -> list[str]:
     places = {e.place for e in told}
     for place in result.culprits:
         if place not in places:
-            own = [s for s in result.statements if s.place == place and s.result < s.given]
-            texts += [_loss(min(own, key=lambda s: s.result))] if own else []
+            own = [s for s in result.statements if s.place == place and _loses(s, result)]
+            texts += [_loss(min(own, key=_drop))] if own else []
     return texts
+
+
+def _loses(s: Statement, result: PrecisionResult) -> bool:
+    return s.result < min(s.given, result.digits)
+
+
+def _drop(s: Statement) -> float:
+    return s.result - min(s.given, 8.0)
 
 
 def _loss(s: Statement) -> str:
     given = "exact operands" if math.isinf(s.given) else f"operands with {s.given:.1f}"
-    return (
-        f"{s.place.text}{', backward' if s.backward else ''}: {', '.join(s.ops[:3])} leaves "
-        f"{s.result:.1f} digits of {given}"
-    )
+    ops = f"{', '.join(s.ops[:3])} leave{'s' if len(s.ops) == 1 else ''}"
+    return f"{s.place.text}{', backward' if s.backward else ''}: {ops} {s.result:.1f} digits of {given}"
 
 
 def _times(count: int) -> str:

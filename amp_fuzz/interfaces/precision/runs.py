@@ -29,6 +29,7 @@ from amp_fuzz.interfaces.precision.sites import Place, Places, frame_here, place
 from amp_fuzz.interfaces.precision.watch import Watch
 from amp_fuzz.patching import patched
 from amp_fuzz.reference import log_kernels
+from amp_fuzz.reference.shadow.copies import no_modes
 from amp_fuzz.reference.shadow.twin import Redraw, TwinError, is_followed
 from amp_fuzz.reference.shadow.written import SIXTEEN, calling
 
@@ -200,15 +201,17 @@ class Runs:
             if tensor.layout is not torch.strided:
                 tensor = tensor.to_dense()
             own = tensor.detach()
-            if by != 1:
-                own = own / by
-            elif not name.endswith(".grad"):  # those are of this run alone
-                own = own.clone()
+            with no_modes():  # the ops are not the callable's
+                if by != 1:
+                    own = own / by
+                elif not name.endswith(".grad"):  # those are of this run alone
+                    own = own.clone()
             seen.values[name] = own
             if note is not None:
                 note(name, tensor)
 
         given = Subject(subject.function, args, kwargs).inputs()
+        before = {name: _written(t) for name, t in {**given, **subject.state()}.items()}
         with entered(self.runtime, Plan(contexts=contexts)):
             result = subject.function(*args, **kwargs)
         outputs = outputs_of(result, numbers=False)
@@ -222,17 +225,26 @@ class Runs:
             elif scalars := [t for t in starts if t.dim() == 0]:
                 starts = scalars
             if starts:
-                cotangents = [
-                    (torch.ones_like(t) if t.dim() == 0 else prelude.cotangent(t)) * scale  # type: ignore[no-untyped-call]
-                    for t in starts
-                ]
+                with no_modes():
+                    cotangents = [_cotangent(t) * scale for t in starts]
                 torch.autograd.backward(starts, cotangents, retain_graph=bool(subject.computed))
         for name, tensor in tensors.items():
             if tensor.is_leaf and tensor.requires_grad and tensor.grad is not None:
                 observe(f"{name}.grad", tensor.grad, scale)
         for name, tensor in tensors.items():
-            if not tensor.requires_grad:
+            if not tensor.requires_grad and before.get(name) != _written(tensor):
                 observe(f"{name}{AFTER}", tensor)
+
+
+def _cotangent(tensor: torch.Tensor) -> torch.Tensor:
+    made = torch.ones_like(tensor) if tensor.dim() == 0 else prelude.cotangent(tensor)  # type: ignore[no-untyped-call]
+    assert isinstance(made, torch.Tensor)
+    return made
+
+
+def _written(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return what is another once a tensor is written to, or exchanged."""
+    return id(tensor), 0 if tensor.is_inference() else tensor._version
 
 
 def _told(autocast: Callable[..., Any], met: list[Autocast], *, off: bool) -> Callable[..., Any]:

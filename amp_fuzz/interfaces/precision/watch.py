@@ -36,7 +36,7 @@ _WHOLE = {torch.bfloat16: 256, torch.float16: 2048}
 _CONSTANTS = ("add", "sub", "rsub", "clamp", "clamp_min", "maximum", "fill", "full", "where")
 _CHOOSING = (
     *("argmax", "argmin", "max", "min", "sort", "topk", "kthvalue", "mode", "searchsorted"),
-    *("bucketize", "eq", "ne", "gt", "ge", "lt", "le", "nonzero", "_to_copy"),
+    *("bucketize", "eq", "ne", "gt", "ge", "lt", "le", "nonzero", "cast"),
 )
 """Ops whose results of whole numbers and booleans are computed from floats."""
 _ADDING = ("add", "add_", "sub_", "lerp_", "addcmul_", "addcdiv_", "copy_")
@@ -149,6 +149,7 @@ class Watch:
         """Take in one op: see `Twin`."""
         place, backward = self.places.now()
         name = step.func.__name__.partition(".")[0]
+        name = "cast" if name == "_to_copy" else name
         tally = self.tallies.setdefault((place, backward), Tally())
         tally.ops[name] += 1
         if step.func is _aten._to_copy.default and step.made:

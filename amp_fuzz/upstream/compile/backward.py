@@ -84,29 +84,6 @@ autocast around that pass, if no autocast was on at the last call of the program
 
 **Upstream.** [#97864](https://github.com/pytorch/pytorch/pull/97864) made it depend on the
 compilation, to save time.
-
-## compile-checkpoint-zeros: a gradient of zeros is none
-
-Stage eager, without autocast too. All results of a reentrant checkpoint require grad in eager, and
-zeros come back to a weight on which none of the used ones depends. Dynamo makes each checkpoint one
-that is not reentrant, and the weight has no gradient. If no result depends on a weight (`x <= w`,
-`x + x`), eager's `backward()` raises "none of output has requires_grad=True, this checkpoint() is
-not necessary". An `out=` into such a result raises that "functions with out=... arguments don't
-support automatic differentiation". The compiled program does neither.
-
-```python
-def body(w, x):
-    return x.mean(), w * x
-
-
-def program(w, x):
-    used, _ = torch.utils.checkpoint.checkpoint(body, w, x, use_reentrant=True)
-    return used
-
-
-w, x = torch.ones(1, 1, requires_grad=True), torch.ones(1, 1)
-program(w, x).requires_grad  # True; False when compiled
-```
 """
 
 from __future__ import annotations

@@ -10,23 +10,6 @@ autocast too, an `out=` of another dtype than the result's raises in eager
 catalogue that take an `out=`, 75 do so on aot_eager. The imitation explained each of 502 such
 calls. A kernel that overlooks the strides of its `out=` ([avg-pool3d-out](../avg-pool3d-out.md))
 does not when compiled. The imitation refuses memory that overlaps, as the kernels do.
-
-## compile-matrix-rank: out= is not written
-
-Stage aot_eager, without autocast too:
-
-```python
-def f(x, b):
-    return torch.linalg.matrix_rank(x, out=b)
-
-
-b = torch.tensor(-4)
-torch.compile(f, backend="aot_eager")(torch.eye(3), b), b  # -4, -4; in eager 3, 3
-```
-
-Every overload does so, and so does Inductor. `torch.func.functionalize` of the same function
-raises. The composite kernel takes another way for tensors that are a subclass or a wrapper: there
-it assigns the ranks to its own variable. Not reported when this was written.
 """
 
 from __future__ import annotations

@@ -46,56 +46,6 @@ another dtype than they return: `einsum`, `gru`, `linalg.pinv` of two kinds,
 fake kernel of a custom op returns what the op returns for zeros.
 
 **Upstream.** Not reported that we know of.
-
-## compile-promised-dtype: casts follow the promise of a fake kernel
-
-```python
-import torch
-
-
-def f(x, a):
-    return torch.nn.functional.rms_norm(torch.addr(x, a, a), [1])
-
-
-x, a = torch.tensor(1.0), torch.ones(1, dtype=torch.bfloat16)
-f(x, a).dtype, torch.compile(f, backend="aot_eager")(x, a).dtype  # float32, bfloat16
-```
-
-**What torch does** (2.13.0), on stage `aot_eager`, without autocast too. Four fake kernels
-promise another dtype than the kernels return:
-
-| op | promise | result |
-|---|---|---|
-| `addr` of a float32 number and bfloat16 vectors | bfloat16 | float32 |
-| `_native_batch_norm_legit_functional` of float16, running statistics | float32 | float16 |
-| `soft_margin_loss` of two dtypes | the wider one | that of the input |
-| `native_layer_norm` of bfloat16 with float32 weights, statistics | bfloat16 | float32 |
-
-An op that looks at the dtype while a graph is traced, as `rms_norm` and autocast do, puts the
-wrong cast into the graph, or none. An `out=` of the promised dtype is not converted to: in the
-graph it has the loss's own dtype. On later stages, where `addr` is decomposed,
-[compile-promotion] takes over.
-
-**What the entry explains.** A program with one of the four that agrees if they promise what they
-return.
-
-**Upstream.** Not reported that we know of.
-
-## compile-any-out: no bool from any of uint8
-
-**What torch does** (2.13.0), from stage `eager` on (in dynamo), and in `torch.export`; without
-autocast too. `torch.any(x, 0, out=b)` and `torch.all` of uint8 `x` take a `b` of uint8 or of bool
-in eager. The fake kernel (`torch._refs`) makes a result of uint8, which "can't be cast because it
-is not safe".
-
-**Upstream.** Not reported that we know of.
-
-## compile-grid-sampler-fallback: no fake kernel
-
-**What torch does** (2.13.0), from stage `eager` on. `aten::_grid_sampler_2d_cpu_fallback` reads
-memory that fake tensors do not have. dynamo raises `TorchRuntimeError`.
-
-**Upstream.** Not reported that we know of.
 """
 
 from __future__ import annotations

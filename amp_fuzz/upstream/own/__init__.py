@@ -1,7 +1,7 @@
 """Bugs of backends that autocast has no part in: data, one file for each family of backends.
 
 A record explains nothing. It names a group of divergences that a backend shows without autocast
-too, and its examples tell which torch has the bug.
+too. Its examples tell which torch has the bug: one, unless some versions need another.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str
     what: str
     why: str
-    torch: str
     seen: str
     page: str
     kinds: tuple[str, ...]
     ops: tuple[str, ...]
     backends: tuple[str, ...]
+    torch: str = ">=2.7"
     link: str = ""
     unshown: str = ""
     example: tuple[_Example, ...] = ()

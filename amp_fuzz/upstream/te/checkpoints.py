@@ -136,82 +136,74 @@ from amp_fuzz.upstream.layers import remembering, te_bug
 _DELAYED = FP8("delayed", history=4)
 
 
-def _queued(layers: type[Layers]) -> type[Layers]:
-    """Return layers whose checkpoints take their state from queues, and update it once more."""
+class _Queued(Layers):
+    """Layers whose checkpoints take their state from queues, and update it once more."""
 
-    class Queued(layers):  # type: ignore[misc, valid-type]
-        first: bool
-        again: bool
-        kept: list[Scales] | None
+    def __init__(self, convention: Convention) -> None:
+        super().__init__(convention)
+        self.firsts: deque[bool] = deque()
+        self.queues: dict[Module, deque[tuple[int, Scales]]] = defaultdict(deque)
+        # Of each layer's last call that was no recomputation.
+        self.last: dict[Module, Region] = {}
+        self.dtypes: dict[Module, torch.dtype] = {}
+        # Of each checkpoint around: takes the scales of its next layer.
+        self.notes: list[Callable[[Scales], None]] = []
 
-        def __init__(self, convention: Convention) -> None:
-            super().__init__(convention)
-            self.firsts: deque[bool] = deque()
-            self.queues: dict[Module, deque[tuple[int, Scales]]] = defaultdict(deque)
-            # Of each layer's last call that was no recomputation.
-            self.last: dict[Module, Region] = {}
-            self.dtypes: dict[Module, torch.dtype] = {}
-            # Of each checkpoint around: takes the scales of its next layer.
-            self.notes: list[Callable[[Scales], None]] = []
-
-        @contextmanager
-        def _run(self, held: Checkpointed, *, again: bool) -> Iterator[None]:
+    @contextmanager
+    def _run(self, held: Checkpointed, *, again: bool) -> Iterator[None]:
+        if again:
+            held.first = self.firsts.popleft()
+        else:
+            self.firsts.append(held.first)
+        outside = not self.regions
+        self.notes.append(_rewriting(held.scales) if again else held.scales.append)
+        try:
+            with super()._run(held, again=again):
+                self.trains = False
+                self.first |= again and outside  # it enters an outermost region
+                if again and not self.regions:
+                    self.regions.append(Region(enabled=False))
+                yield
+        finally:
+            self.notes.pop()
+            self.kept, self.again = None, False  # of a checkpoint around it, too
             if again:
-                held.first = self.firsts.popleft()
-            else:
-                self.firsts.append(held.first)
-            outside = not self.regions
-            self.notes.append(_rewriting(held.scales) if again else held.scales.append)
-            try:
-                with super()._run(held, again=again):
-                    self.trains = False
-                    self.first |= again and outside  # it enters an outermost region
-                    if again and not self.regions:
-                        self.regions.append(Region(enabled=False))
-                    yield
-            finally:
-                self.notes.pop()
-                self.kept, self.again = None, False  # of a checkpoint around it, too
-                if again:
-                    self.first = held.first
-                if again and outside and held.regions and held.regions[-1].enabled:
-                    self._update("input", "weight")
+                self.first = held.first
+            if again and outside and held.regions and held.regions[-1].enabled:
+                self._update("input", "weight")
 
-        def _entered(self, module: Module, region: Region) -> Region:
-            if not self.again:
-                self.last[module] = super()._entered(module, region)
-            return self.last[module]
+    def _entered(self, module: Module, region: Region) -> Region:
+        if not self.again:
+            self.last[module] = super()._entered(module, region)
+        return self.last[module]
 
-        def _finished(self, *tensors: Any) -> Callable[[], None] | None:
-            first = self.first
-            finished: Callable[[], None] | None = super()._finished(*tensors)
-            if self.again:
-                self.first = first
-            return finished
+    def _finished(self, *tensors: Any) -> Callable[[], None] | None:
+        first = self.first
+        finished = super()._finished(*tensors)
+        if self.again:
+            self.first = first
+        return finished
 
-        def _dtype(self, module: Module, x: Any) -> torch.dtype | None:
-            if self.again:
-                return self.dtypes[module]
-            self.dtypes[module] = autocast_dtype(x) or x.dtype
-            made: torch.dtype | None = super()._dtype(module, x)
-            return made
+    def _dtype(self, module: Module, x: Any) -> torch.dtype | None:
+        if self.again:
+            return self.dtypes[module]
+        self.dtypes[module] = autocast_dtype(x) or x.dtype
+        return super()._dtype(module, x)
 
-        def _scales(self, module: Module, region: Region) -> Scales:
-            states, queue = self.delayed[module, region], self.queues[module]
-            length = len(states["input"].history)
-            if self.again:
-                noted, used = queue.popleft()
-                if noted != length:
-                    raise RuntimeError("a history of another length was kept")
-            else:
-                used = {role: states[role].scale for role in ("input", "weight")}
-                if self.kept is not None:
-                    queue.append((length, dict(used)))
-            if self.notes:
-                self.notes[-1](used)
-            return used
-
-    return Queued
+    def _scales(self, module: Module, region: Region) -> Scales:
+        states, queue = self.delayed[module, region], self.queues[module]
+        length = len(states["input"].history)
+        if self.again:
+            noted, used = queue.popleft()
+            if noted != length:
+                raise RuntimeError("a history of another length was kept")
+        else:
+            used = {role: states[role].scale for role in ("input", "weight")}
+            if self.kept is not None:
+                queue.append((length, dict(used)))
+        if self.notes:
+            self.notes[-1](used)
+        return used
 
 
 def _rewriting(scales: list[Scales]) -> Callable[[Scales], None]:
@@ -223,42 +215,38 @@ def _rewriting(scales: list[Scales]) -> Callable[[Scales], None]:
     return lambda used: next(left, {}).update(used)
 
 
-def _shrinking(layers: type[Layers]) -> type[Layers]:
-    """Return layers whose inputs need gradients, or else a checkpoint without reentrance fails."""
+class _Shrinking(Layers):
+    """Layers whose inputs need gradients, or else a checkpoint without reentrance fails."""
 
-    class Shrinking(layers):  # type: ignore[misc, valid-type]
-        def __init__(self, convention: Convention) -> None:
-            super().__init__(convention)
-            self.shrunk = False
+    def __init__(self, convention: Convention) -> None:
+        super().__init__(convention)
+        self.shrunk = False
 
-        def linear(self, x: Any, *given: Any, **options: Any) -> torch.Tensor:
-            region = self.regions[-1] if self.regions else None
-            if region is not None and region.enabled:
-                # The quantiser of a kept weight still makes both copies, but for that of NVFP4.
-                fresh = options.get("is_first_microbatch") is None or region.recipe == "nvfp4"
-                self.shrunk |= fresh and not x.requires_grad
-            made: torch.Tensor = super().linear(x, *given, **options)
-            return made
+    def linear(self, x: Any, *given: Any, **options: Any) -> torch.Tensor:
+        region = self.regions[-1] if self.regions else None
+        if region is not None and region.enabled:
+            # The quantiser of a kept weight still makes both copies, but for that of NVFP4.
+            fresh = options.get("is_first_microbatch") is None or region.recipe == "nvfp4"
+            self.shrunk |= fresh and not x.requires_grad
+        return super().linear(x, *given, **options)
 
-        @contextmanager
-        def _run(self, held: Checkpointed, *, again: bool) -> Iterator[None]:
-            around, self.shrunk = self.shrunk, False
-            fewer = IndexError("the recomputation saved fewer tensors than the first run")
-            fails = False
-            try:
-                with super()._run(held, again=again):
-                    yield
-                    fails = again and not held.reentrant and self.shrunk
-            except _StopRecomputationError:  # it has saved as much as the first run did
-                if again and self.shrunk:
-                    raise fewer from None
-                raise
-            finally:
-                self.shrunk = around
-            if fails:
-                raise fewer
-
-    return Shrinking
+    @contextmanager
+    def _run(self, held: Checkpointed, *, again: bool) -> Iterator[None]:
+        around, self.shrunk = self.shrunk, False
+        fewer = IndexError("the recomputation saved fewer tensors than the first run")
+        fails = False
+        try:
+            with super()._run(held, again=again):
+                yield
+                fails = again and not held.reentrant and self.shrunk
+        except _StopRecomputationError:  # it has saved as much as the first run did
+            if again and self.shrunk:
+                raise fewer from None
+            raise
+        finally:
+            self.shrunk = around
+        if fails:
+            raise fewer
 
 
 BUGS = (
@@ -314,7 +302,7 @@ BUGS = (
         id="te-checkpoint-state",
         what="te.checkpoint recomputes with the scales, recipe or dtype of another call, and updates scales again",
         why="scales wait in queues of all checkpoints, and a recomputation skips what begins a layer's call",
-        imitation=remembering(_queued),
+        imitation=remembering(_Queued),
         examples=(
             Example(
                 "te-python",
@@ -434,7 +422,7 @@ BUGS = (
         id="te-checkpoint-index",
         what="te.checkpoint without reentrance raises where the input of a layer needs no gradient",
         why="the recomputation makes no transposed copy of the weight, which the first pass saved",
-        imitation=remembering(_shrinking),
+        imitation=remembering(_Shrinking),
         examples=(
             Example(
                 "te-python",

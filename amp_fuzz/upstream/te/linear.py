@@ -232,102 +232,87 @@ class _Unchanged(Delayed):
         pass
 
 
-def _keeping(layers: type[Layers]) -> type[Layers]:
-    """Return layers with the region in which they first had a recipe.
+class _Keeping(Layers):
+    """Layers with the region in which they first had a recipe.
 
     If a layer has delayed scaling again after another recipe, nobody updates its new scales.
     """
 
-    class Keeping(layers):  # type: ignore[misc, valid-type]
-        def __init__(self, convention: Convention) -> None:
-            super().__init__(convention)
-            self.stuck: set[Module] = set()
+    def __init__(self, convention: Convention) -> None:
+        super().__init__(convention)
+        self.stuck: set[Module] = set()
 
-        def _entered(self, module: Module, region: Region) -> Region:
-            before = self.entered.get(module)
-            if before is not None and before.recipe != region.recipe:
-                old = [key for key in self.delayed if key[0] == module]
-                for key in old:
-                    del self.delayed[key]
-                self.stuck |= {module} if old else set()
-            super()._entered(module, region)
-            first: Region = self.entered[module]
-            for state in self.delayed.get((module, first), {}).values():
-                more = region.history - len(state.history)
-                state.history = torch.nn.functional.pad(state.history, (0, more))
-            return first
+    def _entered(self, module: Module, region: Region) -> Region:
+        before = self.entered.get(module)
+        if before is not None and before.recipe != region.recipe:
+            old = [key for key in self.delayed if key[0] == module]
+            for key in old:
+                del self.delayed[key]
+            self.stuck |= {module} if old else set()
+        super()._entered(module, region)
+        first = self.entered[module]
+        for state in self.delayed.get((module, first), {}).values():
+            more = region.history - len(state.history)
+            state.history = torch.nn.functional.pad(state.history, (0, more))
+        return first
 
-        def _fresh(self, module: Module, region: Region) -> dict[Role, Delayed]:
-            states: dict[Role, Delayed] = super()._fresh(module, region)
-            if module not in self.stuck:
-                return states
-            return {role: _Unchanged(region, state.format) for role, state in states.items()}
-
-    return Keeping
+    def _fresh(self, module: Module, region: Region) -> dict[Role, Delayed]:
+        states = super()._fresh(module, region)
+        if module not in self.stuck:
+            return states
+        return {role: _Unchanged(region, state.format) for role, state in states.items()}
 
 
-def _nesting(layers: type[Layers]) -> type[Layers]:
-    """Return layers of which the next one after a region counts as it would have before it."""
+class _Nesting(Layers):
+    """Layers of which the next one after a region counts as it would have before it."""
 
-    class Nesting(layers):  # type: ignore[misc, valid-type]
-        first: bool
-
-        @contextmanager
-        def fp8(self, recipe: str = "tensorwise", **options: Any) -> Iterator[None]:
-            first = self.first
-            try:
-                with super().fp8(recipe, **options):
-                    yield
-            finally:
-                self.first = first
-
-    return Nesting
+    @contextmanager
+    def fp8(self, recipe: str = "tensorwise", **options: Any) -> Iterator[None]:
+        first = self.first
+        try:
+            with super().fp8(recipe, **options):
+                yield
+        finally:
+            self.first = first
 
 
-def _lengthening(layers: type[Layers]) -> type[Layers]:
-    """Return layers that cannot update their scales after another length of history."""
+class _Lengthening(Layers):
+    """Layers that cannot update their scales after another length of history."""
 
-    class Lengthening(layers):  # type: ignore[misc, valid-type]
-        def __init__(self, convention: Convention) -> None:
-            super().__init__(convention)
-            self.lengths: dict[Module, int] = {}
-            self.mixed = False  # whether a backward history is in the place of a forward one
+    def __init__(self, convention: Convention) -> None:
+        super().__init__(convention)
+        self.lengths: dict[Module, int] = {}
+        self.mixed = False  # whether a backward history is in the place of a forward one
 
-        def _entered(self, module: Module, region: Region) -> Region:
-            length = region.history if region.recipe == "delayed" else None
-            before = self.lengths.pop(module, length)
-            if length is not None:
-                self.mixed |= before != length
-                self.lengths[module] = length
-            entered: Region = super()._entered(module, region)
-            return entered
+    def _entered(self, module: Module, region: Region) -> Region:
+        length = region.history if region.recipe == "delayed" else None
+        before = self.lengths.pop(module, length)
+        if length is not None:
+            self.mixed |= before != length
+            self.lengths[module] = length
+        return super()._entered(module, region)
 
-        def _update(self, *roles: Role) -> None:
-            if self.mixed and "input" in roles:
-                raise RuntimeError("three scales are updated from two columns")
-            super()._update(*roles)
-
-    return Lengthening
+    def _update(self, *roles: Role) -> None:
+        if self.mixed and "input" in roles:
+            raise RuntimeError("three scales are updated from two columns")
+        super()._update(*roles)
 
 
-def _trusting(layers: type[Layers]) -> type[Layers]:
-    """Return layers that do not check parameters if the last result had the dtype of the input."""
+class _Trusting(Layers):
+    """Layers that do not check parameters if the last result had the dtype of the input."""
 
-    class Trusting(layers):  # type: ignore[misc, valid-type]
-        def __init__(self, convention: Convention) -> None:
-            super().__init__(convention)
-            self.trusted: dict[Module, torch.dtype] = {}
+    def __init__(self, convention: Convention) -> None:
+        super().__init__(convention)
+        self.trusted: dict[Module, torch.dtype] = {}
 
-        def _dtype(self, module: Module, x: Any) -> torch.dtype | None:
-            low = autocast_dtype(x)
-            dtype: torch.dtype | None = super()._dtype(module, x)
-            if low is None and self.trusted.get(module) == x.dtype:
-                dtype = dtype or x.dtype
-            if not self.again:
-                self.trusted[module] = low or x.dtype
-            return dtype
-
-    return Trusting
+    def _dtype(self, module: Module, x: Any) -> torch.dtype | None:
+        low = autocast_dtype(x)
+        dtype = super()._dtype(module, x)
+        if low is None and self.trusted.get(module) == x.dtype:
+            dtype = dtype or x.dtype
+        if not self.again:
+            self.trusted[module] = low or x.dtype
+        return dtype
 
 
 @dataclass(slots=True, eq=False)
@@ -352,61 +337,57 @@ class _Lent(Workspace):
     here: bool = True
 
 
-def _losing(layers: type[Layers]) -> type[Layers]:
-    """Return layers whose kept weights of NVFP4 are empty between a forward and its backward."""
+class _Losing(Layers):
+    """Layers whose kept weights of NVFP4 are empty between a forward and its backward."""
 
-    class Losing(layers):  # type: ignore[misc, valid-type]
-        def __init__(self, convention: Convention) -> None:
-            super().__init__(convention)
-            self.usages: dict[Module, _Usage] = {}
+    def __init__(self, convention: Convention) -> None:
+        super().__init__(convention)
+        self.usages: dict[Module, _Usage] = {}
 
-        def _usage(self, module: Module, x: Any) -> _Usage:
-            """Return the quantiser of a module, and note what the call uses it for."""
-            checkpointed = self.kept is not None and not self.again
-            usage = self.usages.get(module)
-            if usage is None or not (self.again or usage.region is self.regions[-1]):
-                usage = self.usages[module] = _Usage(self.regions[-1])
-            usage.both = checkpointed or (torch.is_grad_enabled() and x.requires_grad)
-            return usage
+    def _usage(self, module: Module, x: Any) -> _Usage:
+        """Return the quantiser of a module, and note what the call uses it for."""
+        checkpointed = self.kept is not None and not self.again
+        usage = self.usages.get(module)
+        if usage is None or not (self.again or usage.region is self.regions[-1]):
+            usage = self.usages[module] = _Usage(self.regions[-1])
+        usage.both = checkpointed or (torch.is_grad_enabled() and x.requires_grad)
+        return usage
 
-        def _wrapped(
-            self, module: Module, quantise: Quantiser, x: Any, weight: Any, first: bool | None
-        ) -> Quantiser:
-            if self.entered[module].recipe != "nvfp4":
-                usual: Quantiser = super()._wrapped(module, quantise, x, weight, first)
-                return usual
-            usage = self._usage(module, x)
-            if first is None:
-                return quantise
-            held = self.workspaces.get(module)
-            if held is None:
-                held, first = _Lent(both=False, usage=usage), True
-                self.workspaces[module] = held
-            if first:
-                held.copies = {}  # not in place: earlier passes have saved what was there
-                held.refresh(quantise, weight)
-                held.both = held.usage.both
-            elif not held.here:
-                raise RuntimeError("the data of the kept weight was taken out")
-            copies: dict[int, Quantised] = held.copies
-            both, wanted = held.both, x.requires_grad
-            held.here = not torch.is_grad_enabled()
+    def _wrapped(
+        self, module: Module, quantise: Quantiser, x: Any, weight: Any, first: bool | None
+    ) -> Quantiser:
+        if self.entered[module].recipe != "nvfp4":
+            return super()._wrapped(module, quantise, x, weight, first)
+        usage = self._usage(module, x)
+        if first is None:
+            return quantise
+        held = self.workspaces.get(module)
+        if not isinstance(held, _Lent):
+            held, first = _Lent(both=False, usage=usage), True
+            self.workspaces[module] = held
+        if first:
+            held.copies = {}  # not in place: earlier passes have saved what was there
+            held.refresh(quantise, weight)
+            held.both = held.usage.both
+        elif not held.here:
+            raise RuntimeError("the data of the kept weight was taken out")
+        copies = held.copies
+        both, wanted = held.both, x.requires_grad
+        held.here = not torch.is_grad_enabled()
 
-            def lent(value: torch.Tensor, dim: int, role: Role) -> Quantised:
-                if role != "weight":
-                    return quantise(value, dim, role)
-                if dim == 1:  # the backward pass
-                    whole = held.copies[1].whole
-                    held.copies = {at: replace(copy, whole=whole) for at, copy in copies.items()}
-                    held.here, held.both = True, both
-                    if wanted and not both:
-                        raise ValueError("packed pairs were transposed")
-                    return replace(copies[1], whole=whole)
-                return copies[dim]
+        def lent(value: torch.Tensor, dim: int, role: Role) -> Quantised:
+            if role != "weight":
+                return quantise(value, dim, role)
+            if dim == 1:  # the backward pass
+                whole = held.copies[1].whole
+                held.copies = {at: replace(copy, whole=whole) for at, copy in copies.items()}
+                held.here, held.both = True, both
+                if wanted and not both:
+                    raise ValueError("packed pairs were transposed")
+                return replace(copies[1], whole=whole)
+            return copies[dim]
 
-            return lent
-
-    return Losing
+        return lent
 
 
 BUGS = (
@@ -415,7 +396,7 @@ BUGS = (
         what="a te.Linear keeps the format of its first region when the recipe changes",
         why="set_meta_tensor compares the classes of recipes, and updates go to the first scales",
         link="https://github.com/NVIDIA/TransformerEngine/issues/3157",
-        imitation=remembering(_keeping),
+        imitation=remembering(_Keeping),
         examples=(
             Example(
                 "te-python",
@@ -463,7 +444,7 @@ BUGS = (
         what="a kept weight of te.Linear with a quantiser in Python raises later, or gives wrong gradients",
         why="that quantiser ignores internal=False, and prepare_for_saving takes the data out",
         backends=("te-python",),
-        imitation=remembering(_losing),
+        imitation=remembering(_Losing),
         examples=(
             Example(
                 "te-python",
@@ -537,7 +518,7 @@ BUGS = (
         id="te-dtype-check",
         what="a te.Linear takes parameters of another dtype than its input if its last result had that",
         why="set_activation_dtype returns early, although autocast set the dtype without the check",
-        imitation=remembering(_trusting),
+        imitation=remembering(_Trusting),
         examples=(
             Example(
                 "te-python",
@@ -559,7 +540,7 @@ BUGS = (
         id="te-history-length",
         what="a te.Linear raises in a region whose delayed scaling has another length of history",
         why="adjust_amax_history_length puts the backward history in the place of the forward one",
-        imitation=remembering(_lengthening),
+        imitation=remembering(_Lengthening),
         examples=(
             Example(
                 "te-python",
@@ -577,7 +558,7 @@ BUGS = (
         id="te-nested-update",
         what="after a nested region a te.Linear updates the backward scales once more",
         why="the end of the region restores is_first_fp8_module, which its first layer had cleared",
-        imitation=remembering(_nesting),
+        imitation=remembering(_Nesting),
         examples=(
             Example(
                 "te-python",

@@ -75,41 +75,6 @@ context is autocast, as it is in torch.)
 
 **Upstream.** [functorch#305](https://github.com/pytorch/functorch/issues/305), open. A workaround
 is to enter the context inside the function.
-
-## vmap-batching-rules: batching rules that fail under autocast only
-
-```python
-import torch
-import torch.nn.functional as F
-
-x, w, g = torch.randn(2, 3, 4), torch.randn(5, 4), torch.ones(5)
-
-
-def loss(w, g, x):
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        return F.layer_norm(F.linear(x, w), (5,), g).sum()
-
-
-torch.func.grad(loss)(w, g, x[0])  # runs
-torch.func.vmap(torch.func.grad(loss), in_dims=(None, None, 0))(w, g, x)
-# RuntimeError: expected scalar type BFloat16 but found Float
-```
-
-**What torch does** (2.13.0). The kernels of layer, batch and instance norm take a 16-bit input
-with float32 parameters, and `slice_scatter` and `select_scatter` a source of another dtype; their
-batching rules lack the conversion and raise.
-
-**What the documentation says.** Nothing of the kind: "Type mismatch errors *in* an
-autocast-enabled region are a bug".
-
-**How it is found.** The relation `transform`: what raises neither without autocast nor without
-the transform must not raise with both. The reference runs the same batching rules and raises too,
-so that it cannot tell; the entry explains the two errors that these rules raise for two dtypes,
-at these ops, and nothing else.
-
-**Upstream.** [#184890](https://github.com/pytorch/pytorch/issues/184890),
-[#184968](https://github.com/pytorch/pytorch/pull/184968),
-[#192161](https://github.com/pytorch/pytorch/pull/192161) for the norms.
 """
 
 from __future__ import annotations

@@ -68,12 +68,77 @@ with env, torchax.amp.autocast("jax", torch.bfloat16):
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from amp_fuzz import reference
+from amp_fuzz.backends.imitation import Imitation, inside
 from amp_fuzz.cases.build import BF16, call, case, x
+from amp_fuzz.reference import dispatch
+from amp_fuzz.reference.calls import Call, Treatment
+from amp_fuzz.reference.casts import device_of
+from amp_fuzz.reference.semantics import Semantics
 from amp_fuzz.upstream.bug import Bug, Example
-from amp_fuzz.upstream.torchax.examples import GRU_INPUTS, gru
-from amp_fuzz.upstream.torchax.rules import imitation
 
 __all__ = ["BUGS"]
+
+_OPAQUE = (
+    "cdist",
+    "corrcoef",
+    "einsum",
+    "linalg_matrix_power",
+    "linalg_pinv.atol_rtol_tensor",
+    "linalg_solve",
+    "linalg_svd",
+    "linalg_tensorsolve",
+    "linear",
+    "lu_solve",
+    "pad",
+    "svd",
+)
+"""Ops that torchax 0.0.13 implements as torch functions, without decomposing them.
+
+Source: torchax/ops/jtorch.py.
+"""
+
+
+def _decomposing(semantics: Semantics) -> Semantics:
+    """Look up no policy of an op that is made of others."""
+
+    def rule(call: Call) -> Treatment | None:
+        return None if dispatch.is_composite(call.overload) else semantics.rule(call)
+
+    def call(one: Call, found: Treatment | None) -> Any:
+        if one.name in _OPAQUE:
+            with dispatch.exclude():
+                return one.function(*one.args, **one.kwargs)
+        return semantics.call(one, found)
+
+    def extra() -> tuple[str, ...]:
+        return (*semantics.extra(), *_OPAQUE)
+
+    return replace(semantics, rule=rule, call=call, extra=extra)
+
+
+def _casting_float64(semantics: Semantics) -> Semantics:
+    def eligible(tensor: torch.Tensor, device: str) -> bool:
+        wide = tensor.dtype is torch.float64 and device_of(tensor) == device
+        return wide or semantics.eligible(tensor, device)
+
+    return replace(semantics, eligible=eligible)
+
+
+def _without_policies(semantics: Semantics) -> Semantics:
+    return replace(semantics, rule=lambda call: None)
+
+
+def _imitated(semantics: Callable[[Semantics], Semantics]) -> Imitation:
+    """Return an imitation, in which the reference intercepts ops outside autocast contexts, too."""
+    return Imitation(semantics=semantics, wrap=inside(reference.intercepting))
+
 
 BUGS = (
     Bug(
@@ -83,7 +148,7 @@ BUGS = (
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax*", "!torchax[torch.autocast]"),
-        imitation=imitation(frozenset({"torchax-composites"})),
+        imitation=_imitated(_decomposing),
         examples=(
             Example("torchax", case([x("x0", 2, 3), x("w1", 2, 3)], call("linear", "x0", "w1"))),
         ),
@@ -95,7 +160,7 @@ BUGS = (
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax*", "!torchax[torch.autocast]"),
-        imitation=imitation(frozenset({"torchax-float64"})),
+        imitation=_imitated(_casting_float64),
         examples=(
             Example(
                 "torchax",
@@ -114,7 +179,7 @@ BUGS = (
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax[torch.autocast]",),
-        imitation=imitation(frozenset({"torchax-torch-autocast"})),
+        imitation=_imitated(_without_policies),
         examples=(
             Example(
                 "torchax[torch.autocast]",
@@ -177,7 +242,23 @@ BUGS = (
             Example(
                 "torchax",
                 case(
-                    [x("x0", 8, 2, 3, dtype="bfloat16"), *GRU_INPUTS[1:]], gru(), contexts=(BF16,)
+                    [x("x0", 8, 2, 3, dtype="bfloat16"), x("w1", 9, 3), x("w2", 9, 3)],
+                    call(
+                        "gru",
+                        "x0",
+                        form="module",
+                        inputs=3,
+                        hidden=3,
+                        layers=1,
+                        bias=False,
+                        first=False,
+                        bidirectional=False,
+                        names=["weight_ih_l0", "weight_hh_l0"],
+                        weights=["w1", "w2"],
+                        state=None,
+                        to="v0 v1",
+                    ),
+                    contexts=(BF16,),
                 ),
                 wrong="",
             ),

@@ -184,15 +184,24 @@ agrees without autocast.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from amp_fuzz.backends.imitation import Imitation
 from amp_fuzz.cases.build import BF16, F16, call, case, under, x
+from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import Autocast, NoGrad
 from amp_fuzz.upstream.bug import Bug, Example
-from amp_fuzz.upstream.torchscript.programs import lowered
 
 __all__ = ["BUGS"]
 
 OFF = Autocast(enabled=False)
+
+
+def _lowered(**parts: bool) -> Callable[[Any, Case], Any]:
+    """Run TorchScript's graph, and do more to it: see `amp_fuzz.backends.torchscript.Lowering`."""
+    return lambda program, case: program.lowered(**parts)
+
 
 BUGS = (
     Bug(
@@ -203,7 +212,7 @@ BUGS = (
         torch=">=2.7",
         seen="2.15.0",
         backends=("script*", "trace*"),
-        imitation=Imitation(wrap=lowered(formulas=True), follows=False),
+        imitation=Imitation(wrap=_lowered(formulas=True), follows=False),
         examples=(
             Example(
                 "script",
@@ -223,7 +232,7 @@ BUGS = (
         torch=">=2.7",
         seen="2.15.0",
         backends=("script*", "trace*"),
-        imitation=Imitation(wrap=lowered(again=True)),
+        imitation=Imitation(wrap=_lowered(again=True)),
         examples=(
             Example(
                 "script",
@@ -289,7 +298,7 @@ BUGS = (
         torch=">=2.7",
         seen="2.15.0",
         backends=("trace[check]",),
-        imitation=Imitation(wrap=lowered(cached=True), follows=False),
+        imitation=Imitation(wrap=_lowered(cached=True), follows=False),
         examples=(
             Example("trace[check]", case([x("x0", 2, 2), x("w1", 2, 2)], call("mm", "x0", "w1"))),
         ),
