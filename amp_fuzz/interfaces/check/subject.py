@@ -56,11 +56,15 @@ class Subject:
         kwargs: Mapping[str, Any] | None = None,
         seed: int = 0,
     ) -> Subject:
-        """Return the subject. Raises `CheckError` if it is compiled already, or lazy."""
+        """Return the subject.
+
+        Raises `CheckError` if it is compiled already, or lazy, or if an input is an iterator.
+        """
         _check(function)
         held = Held()
         hold(function, held)
         kwargs = dict(kwargs or {})
+        _check_used_up(tuple(args), kwargs)
         for path, leaf in leaves_of((tuple(args), kwargs)):
             if not isinstance(leaf, torch.Tensor):  # those are copied
                 hold(leaf, held, f"input{path}")
@@ -225,3 +229,12 @@ def _check(function: object) -> None:
         )
     if not callable(function):
         raise CheckError(f"{function!r} is not callable: pass a function or a torch.nn.Module")
+
+
+def _check_used_up(*trees: Any) -> None:
+    for tree in trees:
+        for path, leaf in leaves_of(tree):
+            if isinstance(leaf, Iterator) and not hasattr(leaf, "__dict__"):
+                raise CheckError(
+                    f"input{path} is a {type(leaf).__name__}, which one call uses up: pass a list"
+                )

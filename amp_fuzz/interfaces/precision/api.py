@@ -37,10 +37,11 @@ from amp_fuzz.interfaces.precision.result import (
     digits_of,
     is_own,
 )
-from amp_fuzz.interfaces.precision.runs import Exempt, Loss, Runs, Seen
+from amp_fuzz.interfaces.precision.runs import Exempt, Loss, Runs, Seen, is_compared
 from amp_fuzz.interfaces.precision.sites import Place, is_library
 from amp_fuzz.interfaces.precision.watch import Event, EventKind, error_of
 from amp_fuzz.reference import load_table, tabled_devices
+from amp_fuzz.reference.shadow.copies import WIDE
 from amp_fuzz.reference.state import default_dtype, table_of
 from amp_fuzz.reports.printable import plural
 
@@ -101,10 +102,7 @@ def precision(
     """
     check_arguments(kwargs=kwargs, backward=backward, seed=seed)
     check_surroundings(backward=backward)
-    if not seconds >= 0:
-        raise CheckError(f"seconds={seconds!r}: use a number from 0")
-    if digits is not None and not 0 < digits < 8:
-        raise CheckError(f"digits={digits!r}: use a number of decimal digits between 0 and 8")
+    _check(seconds=seconds, digits=digits, loss=loss)
     subject = Subject.of(function, inputs, kwargs, seed)
     (contexts,) = context_list([autocast])
     return diagnose(
@@ -117,6 +115,16 @@ def precision(
         seconds=seconds,
         progress=progress,
     )
+
+
+def _check(*, seconds: Any, digits: Any, loss: Any) -> None:
+    """Raise `CheckError` for an argument of a wrong type or range."""
+    if not (isinstance(seconds, int | float) and seconds >= 0):
+        raise CheckError(f"seconds={seconds!r}: use a number from 0")
+    if digits is not None and not (isinstance(digits, int | float) and 0 < digits < 8):
+        raise CheckError(f"digits={digits!r}: use a number of decimal digits between 0 and 8")
+    if loss is not None and not callable(loss):
+        raise CheckError(f"loss={loss!r}: use a function of what the callable returns")
 
 
 def diagnose(
@@ -194,12 +202,15 @@ class _Diagnosis:
                 f"{runs.subject.name} raises without autocast too: {type(error).__name__}: {error}"
             ) from error
         self.parted = bool(self.watch.choices) and any(map(self.parts, self.plain.values))
+        if self.parted:
+            self.exact = {}
+            runs.plain(written=bool(self.watch.written), exact=self.exact)
 
     def result(self, device: str) -> PrecisionResult:
         values = self.values(self.seen)
         events = self.events(values)
         verdict = self.verdict(values, events)
-        remedy, skipped = None, self.skipped()
+        remedy, skipped = None, self.skipped(values)
         if verdict in ("breaks", "loses digits") and any(v.harm for v in values):
             remedy, why = self.remedy() if self.seconds else (None, ("the search: seconds=0",))
             skipped += why
@@ -230,7 +241,7 @@ class _Diagnosis:
         return [
             self.value(name, value, self.plain.values[name])
             for name, value in seen.values.items()
-            if name in self.plain.values and value.is_floating_point()
+            if name in self.plain.values and is_compared(value)
         ]
 
     def parts(self, name: str) -> bool:
@@ -239,22 +250,27 @@ class _Diagnosis:
         The exact copies take the way of the run under autocast: its indices and its masks.
         """
         exact, plain = self.exact.get(name), self.plain.values[name]
-        if exact is None or exact.shape != plain.shape:
+        if exact is None:
             return False
+        if exact.shape != plain.shape:
+            return True
         without, lost = error_of(plain, exact)
         return digits_of(without) < _HALF or lost > 0
 
     def value(self, name: str, value: torch.Tensor, plain: torch.Tensor) -> Value:
         """Return what became of one value."""
+        dtype, of = str(value.dtype).removeprefix("torch."), digits_in(self.low)
+        if value.shape != plain.shape:
+            return Value(name, dtype, 0.0, of, digits_in(torch.float32), "digits")
         exact = self.exact.get(name)
         if exact is None or exact.shape != value.shape:
-            exact = plain.double()
-        without, lost = error_of(plain, exact)
-        if self.watch.choices and (digits_of(without) < _HALF or lost):
-            exact, without = plain.double(), 2.0**-24  # see `parts`
+            exact = plain.to(WIDE.get(plain.dtype, torch.float64))
+        if exact.numel() and not bool(torch.isfinite(exact).any()):
+            return Value(name, dtype, 0.0, of, 0.0)
+        without, _ = error_of(plain, exact)
         error, gone = error_of(value, exact)
         harm: Harm = ""
-        if gone and bool(torch.isfinite(plain).all()):
+        if bool((torch.isfinite(plain) & ~torch.isfinite(value)).any()):
             harm = "not finite"
         elif digits_of(without) < _HALF or not exact.any():
             harm = ""  # float32 has no digits either, or there are none: it is exactly 0
@@ -262,9 +278,8 @@ class _Diagnosis:
             harm = "vanishes"
         elif digits_of(error) < self.digits:
             harm = "digits"
-        dtype = str(value.dtype).removeprefix("torch.")
         digits = 0.0 if gone else digits_of(error)
-        return Value(name, dtype, digits, digits_in(self.low), digits_of(without), harm)
+        return Value(name, dtype, digits, of, digits_of(without), harm)
 
     def verdict(self, values: Sequence[Value], events: Sequence[Event]) -> Verdict:
         """Return the verdict."""
@@ -306,12 +321,14 @@ class _Diagnosis:
         ]
         return tuple(sorted(found, key=lambda s: (s.result, s.made)))
 
-    def skipped(self) -> tuple[str, ...]:
-        """Return what could not be followed."""
-        refused = sorted(self.watch.twin.refused)
-        if not refused:
-            return ()
-        return (f"no kernel of float64 or float32 for {', '.join(refused)}: counted as exact",)
+    def skipped(self, values: Sequence[Value]) -> tuple[str, ...]:
+        """Return what could not be followed, or compared."""
+        found = []
+        if refused := sorted(self.watch.twin.refused):
+            found += [f"no kernel of float64 or float32 for {', '.join(refused)}: counted as exact"]
+        if not values:
+            found += ["nothing to compare: the call gives no floating output and no gradient"]
+        return tuple(found)
 
     # -- remedies ---------------------------------------------------------------------------------
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
 from typing import Any, TypeAlias
 
@@ -30,10 +31,10 @@ from amp_fuzz.interfaces.precision.watch import Watch
 from amp_fuzz.patching import patched
 from amp_fuzz.reference import log_kernels
 from amp_fuzz.reference.shadow.copies import no_modes
-from amp_fuzz.reference.shadow.twin import Redraw, TwinError, is_followed
+from amp_fuzz.reference.shadow.twin import Redraw, Twin, TwinError, is_followed
 from amp_fuzz.reference.shadow.written import SIXTEEN, calling
 
-__all__ = ["Exempt", "Loss", "Runs", "Seen"]
+__all__ = ["Exempt", "Loss", "Runs", "Seen", "is_compared"]
 
 Loss: TypeAlias = Callable[[Any], torch.Tensor]
 
@@ -89,7 +90,7 @@ class Runs:
             watch = Watch(Places(stack), frozenset(t.untyped_storage()._cdata for t in state))
 
             def note(name: str, tensor: torch.Tensor) -> None:
-                if tensor.is_floating_point() and is_followed(tensor):
+                if is_compared(tensor) and is_followed(tensor):
                     exact[name] = watch.twin.exact(tensor)
 
             with _by_hand(watch, stack), log_kernels() as log:
@@ -101,24 +102,34 @@ class Runs:
         watch.twin.forget()
         return seen, exact, watch
 
-    def plain(self, *, written: bool = False) -> Seen:
+    def plain(self, *, written: bool = False, exact: dict[str, torch.Tensor] | None = None) -> Seen:
         """Run in float32: contexts of the callable's own cast nothing either.
 
         written: whether its code itself asks for 16 bits. Then it gets float32. If it raises so (a
-        weight may be 16 bits wide), it gets what it asked for.
+        weight may be 16 bits wide), it gets what it asked for. exact: gets exact copies by name;
+        they take the way of this run.
         """
-        redraw = self._redraw() if self.drawn else nullcontext
+        twin = Twin()
+
+        def note(name: str, tensor: torch.Tensor) -> None:
+            if exact is not None and is_compared(tensor) and is_followed(tensor):
+                exact[name] = twin.exact(tensor)
 
         @contextmanager
-        def uncast() -> Iterator[None]:
-            with redraw(), _Uncast():
+        def around(*, cast: bool) -> Iterator[None]:
+            with ExitStack() as stack:
+                if self.drawn:
+                    stack.enter_context(Redraw(self.drawn))
+                if exact is not None:
+                    stack.enter_context(twin)
+                if not cast:
+                    stack.enter_context(_Uncast())
                 yield
 
-        if written:
-            seen = self._run((), off=True, mode=uncast)
-            if seen.raised is None:
-                return seen
-        return self._run((), off=True, mode=redraw)
+        seen = self._run((), off=True, note=note, mode=partial(around, cast=not written))
+        if written and seen.raised is not None:
+            seen = self._run((), off=True, note=note, mode=partial(around, cast=True))
+        return seen
 
     def tried(
         self, exempt: Exempt = Exempt(), *, dtype: torch.dtype | None = None, scale: float = 1.0
@@ -216,9 +227,11 @@ class Runs:
         outputs = outputs_of(result, numbers=False)
         for name, tensor in outputs:
             observe(name, tensor)
+        for name, number in outputs_of(result, numbers=True):
+            seen.values.setdefault(name, number)
         tensors = {**given, **subject.state()}
         if self.backward:
-            starts = [t for _, t in outputs if t.requires_grad and t.is_floating_point()]
+            starts = [t for _, t in outputs if t.requires_grad]
             if self.loss is not None:
                 starts = [self.loss(result)]
             elif scalars := [t for t in starts if t.dim() == 0]:
@@ -233,6 +246,11 @@ class Runs:
         for name, tensor in tensors.items():
             if not tensor.requires_grad and before.get(name) != _written(tensor):
                 observe(f"{name}{AFTER}", tensor)
+
+
+def is_compared(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has digits: it is not of whole numbers or booleans."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _cotangent(tensor: torch.Tensor) -> torch.Tensor:

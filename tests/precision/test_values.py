@@ -1,0 +1,103 @@
+"""What `amp_fuzz.precision` says of each value holds for the value itself."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from amp_fuzz.interfaces.check.subject import CheckError
+from amp_fuzz.interfaces.precision import precision
+
+BF16, F16 = torch.bfloat16, torch.float16
+
+
+def waves(*shape: int) -> Tensor:
+    return torch.arange(math.prod(shape), dtype=torch.float32).sin().reshape(shape)
+
+
+def test_float32_is_measured_along_the_way_that_it_takes_itself() -> None:
+    logits = torch.tensor([[1.0, 1 + 2**-10]])  # equal in bfloat16
+    bias = waves(4).requires_grad_()
+
+    def routed(table: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        h = F.batch_norm(x @ x.T[:, :4] + bias, None, None, training=True)
+        return table[(logits @ torch.eye(2)).argmax(-1)], h  # the gradient of the bias is 0
+
+    found = precision(routed, waves(2, 4), waves(32, 4), bias)
+    values = {v.name: v for v in found.values}
+    assert [v.name for v in found.harmed] == ["output[0]"]
+    assert values["output[0]"].without == math.inf
+    assert values["input[2].grad"].without < 1
+    assert values["output[1]"].without > 6
+
+
+def test_what_only_autocast_makes_infinite_counts_beside_infinite_elements() -> None:
+    def masked(x: Tensor) -> Tensor:
+        return (x @ x).masked_fill(torch.eye(4, dtype=torch.bool), -math.inf)
+
+    found = precision(masked, torch.full((4, 4), 300.0), autocast=F16)
+    assert [(v.name, v.harm) for v in found.values] == [("output", "not finite")]
+    assert found.verdict == "breaks"
+
+
+def test_infinite_elements_that_float32_has_too_are_no_harm() -> None:
+    found = precision(lambda x: (x @ x).fill_diagonal_(math.inf), waves(4, 4))
+    assert [v.harm for v in found.values] == [""]
+    assert found.ok
+
+
+def test_no_digits_are_claimed_where_nothing_is_finite() -> None:
+    found = precision(lambda x: x @ x, torch.full((4, 4), math.nan))
+    assert [(v.digits, v.without, v.harm) for v in found.values] == [(0, 0, "")]
+
+
+def test_complex_values_are_compared() -> None:
+    def spectrum(x: Tensor, w: Tensor) -> Tensor:
+        return torch.fft.fft((x @ x).float()) * w
+
+    weight = torch.complex(waves(4), waves(4) + 1).requires_grad_()
+    found = precision(spectrum, waves(4, 4), weight, digits=5)
+    assert [v.name for v in found.harmed] == ["output", "input[1].grad"]
+
+
+def test_a_number_that_is_returned_is_compared() -> None:
+    found = precision(lambda x: (x @ x).sum().item(), torch.full((4, 4), 300.0), autocast=F16)
+    assert [(v.name, v.harm) for v in found.values] == [("output", "not finite")]
+
+
+def test_a_shape_that_depends_on_lost_digits_is_harm() -> None:
+    x = torch.tensor([[1.0, 1 + 2**-10]])
+
+    def larger(x: Tensor) -> Tensor:
+        y = x @ torch.eye(2)
+        return y[y > 1]
+
+    found = precision(larger, x)
+    assert [(v.name, v.digits, v.harm) for v in found.values] == [("output", 0, "digits")]
+    assert found.remedy is not None
+
+
+def test_a_report_says_if_there_is_nothing_to_compare() -> None:
+    found = precision(lambda x: (x @ x).argmax(), waves(4, 4))
+    assert "nothing to compare" in str(found)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"seconds": "3"}, {"seconds": math.nan}, {"digits": "3"}, {"digits": 9}, {"loss": 1}]
+)
+def test_an_argument_of_a_wrong_kind_is_named(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(CheckError, match=f"^{name}="):
+        precision(torch.nn.Linear(2, 2), torch.ones(1, 2), **wrong)
+
+
+def test_an_input_that_one_call_uses_up_is_refused() -> None:
+    given = (torch.ones(2, 2) for _ in range(2))
+    with pytest.raises(CheckError, match=r"input\[0\] is a generator, .* pass a list"):
+        precision(sum, given)
+    assert len(list(given)) == 2
