@@ -201,10 +201,11 @@ class _Diagnosis:
             raise CheckError(
                 f"{runs.subject.name} raises without autocast too: {type(error).__name__}: {error}"
             ) from error
-        self.parted = bool(self.watch.choices) and any(map(self.parts, self.plain.values))
-        if self.parted:
-            self.exact = {}
+        self.parted = False
+        if any(map(self.may_part, self.plain.values)):
+            followed, self.exact = self.exact, {}
             runs.plain(written=bool(self.watch.written), exact=self.exact)
+            self.parted = any(self.parts(name, exact) for name, exact in followed.items())
 
     def result(self, device: str) -> PrecisionResult:
         values = self.values(self.seen)
@@ -244,10 +245,11 @@ class _Diagnosis:
             if name in self.plain.values and is_compared(value)
         ]
 
-    def parts(self, name: str) -> bool:
-        """Return whether float32 without autocast went another way to a value than autocast.
+    def may_part(self, name: str) -> bool:
+        """Return whether float32 is far from the exact copy of a value under autocast.
 
-        The exact copies take the way of the run under autocast: its indices and its masks.
+        That copy takes the way of the run under autocast: its indices, its masks, and the casts of
+        weights that it keeps while the weights change. Or float32 has no digits of the value.
         """
         exact, plain = self.exact.get(name), self.plain.values[name]
         if exact is None:
@@ -256,6 +258,16 @@ class _Diagnosis:
             return True
         without, lost = error_of(plain, exact)
         return digits_of(without) < _HALF or lost > 0
+
+    def parts(self, name: str, exact: torch.Tensor) -> bool:
+        """Return whether the way of autocast leads further off than float32's own rounding."""
+        plain, own = self.plain.values.get(name), self.exact.get(name)
+        if plain is None or own is None:
+            return False
+        if exact.shape != own.shape:
+            return True
+        off, lost = error_of(exact, own)
+        return lost > 0 or off > error_of(plain, own)[0]
 
     def value(self, name: str, value: torch.Tensor, plain: torch.Tensor) -> Value:
         """Return what became of one value."""
@@ -267,7 +279,8 @@ class _Diagnosis:
             exact = plain.to(WIDE.get(plain.dtype, torch.float64))
         if exact.numel() and not bool(torch.isfinite(exact).any()):
             return Value(name, dtype, 0.0, of, 0.0)
-        without, _ = error_of(plain, exact)
+        without, lost = error_of(plain, exact)
+        without = math.inf if lost else without
         error, gone = error_of(value, exact)
         harm: Harm = ""
         if bool((torch.isfinite(plain) & ~torch.isfinite(value)).any()):

@@ -103,7 +103,7 @@ def _in_lambda(node: ast.AST, line: int) -> bool:
 
 
 def statement_at(file: str, line: int) -> ast.stmt | None:
-    """Return the innermost statement on a line of a file; None if it cannot be read."""
+    """Return the innermost statement on a line of a file; None if it cannot be read, or several."""
     return _by_line("".join(linecache.getlines(file))).get(line)
 
 
@@ -114,10 +114,13 @@ def _by_line(text: str) -> dict[int, ast.stmt]:
     except SyntaxError:
         return {}
     found: dict[int, ast.stmt] = {}
+    several = set()
     for node in ast.walk(tree):  # outer ones come first
         if isinstance(node, ast.stmt):
-            found |= dict.fromkeys(range(node.lineno, (node.end_lineno or 0) + 1), node)
-    return found
+            lines = range(node.lineno, (node.end_lineno or 0) + 1)
+            several |= {n for n in lines if n in found and not isinstance(found[n], _COMPOUND)}
+            found |= dict.fromkeys(lines, node)
+    return {line: node for line, node in found.items() if line not in several}
 
 
 def _widened(file: str, node: ast.stmt, names: Names) -> tuple[list[str], str]:

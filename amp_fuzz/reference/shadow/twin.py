@@ -133,6 +133,7 @@ def is_followed(tensor: torch.Tensor) -> bool:
         tensor.layout is torch.strided
         and not tensor.is_meta
         and not tensor.is_quantized
+        and not tensor.is_nested
         and not tensor._is_zerotensor()
         and type(tensor) in (torch.Tensor, torch.nn.Parameter)
     )
