@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import amp_fuzz
+from amp_fuzz.interfaces.check.subject import Subject
 from tests.helpers import lstm_of_bfloat16
 
 CHEAP = ["eager-cpu", "fake-cuda", "compile[aot_eager]"]
@@ -241,3 +242,29 @@ def test_a_compiled_part_is_refused_by_name() -> None:
         amp_fuzz.check(lambda x: compiled(x), X)
     disabled: Any = torch.compiler.disable(lambda x: x @ x.T)
     assert amp_fuzz.check(disabled, X, backends=["eager-cpu"])
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.LBFGS])
+def test_an_optimiser_is_restored(kind: Any) -> None:
+    weight = torch.nn.Parameter(torch.arange(4.0))
+    optimizer = kind([weight], lr=0.25)
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        made = weight.square().sum()
+        made.backward()
+        return made
+
+    def step() -> torch.Tensor:
+        optimizer.step(loss)
+        optimizer.param_groups[0]["lr"] /= 2
+        return weight.detach().clone()
+
+    for _ in range(2):  # without a state, and with one
+        kept = Subject.of(step, ()).kept()
+        before = str(optimizer.state_dict())
+        first = step()
+        assert str(optimizer.state_dict()) != before
+        kept.restore()
+        assert str(optimizer.state_dict()) == before
+        assert torch.equal(step(), first)

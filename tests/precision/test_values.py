@@ -82,6 +82,25 @@ def test_a_shape_that_depends_on_lost_digits_is_harm() -> None:
     assert found.remedy is not None
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_step_of_training_is_harmed_by_the_casts_that_autocast_keeps(momentum: float) -> None:
+    weight = torch.nn.Parameter(waves(8, 1))
+    optimizer = torch.optim.SGD([weight], lr=0.25, momentum=momentum)
+
+    def train(x: Tensor) -> Tensor:
+        for _ in range(3):  # the second step still multiplies by the first cast of the weight
+            optimizer.zero_grad()
+            loss = (x @ weight).square().mean()
+            loss.backward()
+            optimizer.step()
+        return loss.detach()
+
+    found = precision(train, waves(5, 8))
+    assert [v.without > 5 for v in found.values] == [True] * len(found.values)
+    assert "output" in {v.name for v in found.harmed}
+    assert found.remedy is not None
+
+
 def test_a_report_says_if_there_is_nothing_to_compare() -> None:
     found = precision(lambda x: (x @ x).argmax(), waves(4, 4))
     assert "nothing to compare" in str(found)

@@ -25,6 +25,7 @@ __all__ = ["Held", "hold", "made_by_compiler"]
 
 _DEPTH = 8  # nesting of objects: deeper ones do not really belong to the callable
 
+_STATEFUL = (torch.Generator, np.random.Generator, random.Random, torch.optim.Optimizer)
 _PLAIN = (int, float, str, bytes, type(None))
 
 
@@ -33,9 +34,9 @@ class Held:
     """What a callable holds, by name.
 
     computed: tensors computed from others that require grad: a backward pass of the callable
-    continues into these. objects: their attributes may be set by a call. containers: in their
-    attributes; their items may be set. caches: functions that remember results. compiled: the names
-    of objects made by torch.compile or TorchScript.
+    continues into these. generators: of random numbers, and optimisers. objects: their attributes
+    may be set by a call. containers: in their attributes; their items may be set. caches: functions
+    that remember results. compiled: the names of objects made by torch.compile or TorchScript.
     """
 
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
@@ -76,7 +77,7 @@ def hold(value: Any, held: Held, name: str = "", depth: int = 0, *, owned: bool 
                 hold(leaf, held, f"what {name} was computed from", depth)
         else:
             held.tensors[_free(name, held.tensors)] = value
-    elif issubclass(kind, (torch.Generator, np.random.Generator, random.Random)):
+    elif issubclass(kind, _STATEFUL):
         held.generators[_free(name, held.generators)] = value
     elif issubclass(kind, (FunctionType, MethodType)) or attribute(value, "__wrapped__"):
         _function(value, held, name, depth)

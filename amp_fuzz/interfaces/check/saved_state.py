@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
 from amp_fuzz.backends.harness import bits
 from amp_fuzz.interfaces.check.storage import (
@@ -140,7 +141,9 @@ def _moved(tensor: torch.Tensor, data: torch.Tensor) -> bool:
 
 
 def _keep(generator: Any) -> Callable[[], Any]:
-    """Return a function that restores a generator of torch, NumPy or Python."""
+    """Return a function that restores an optimiser, or a generator of torch, NumPy or Python."""
+    if isinstance(generator, torch.optim.Optimizer):
+        return _keep_optimizer(generator)
     if isinstance(generator, torch.Generator):
         kept = generator.get_state()
         return lambda: generator.set_state(kept)
@@ -150,6 +153,32 @@ def _keep(generator: Any) -> Callable[[], Any]:
         return lambda: setattr(bits, "state", state)
     drawn = generator.getstate()
     return lambda: generator.setstate(drawn)
+
+
+def _keep_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
+    state = [(key, own, _again(own)) for key, own in optimizer.state.items()]
+    groups = [(group, _again(group)) for group in optimizer.param_groups]
+    held = [t for t in tree_leaves([own for _, own, _ in state]) if isinstance(t, torch.Tensor)]
+    values = [t.detach().clone() for t in held]
+
+    def back() -> None:
+        optimizer.state.clear()
+        for key, own, before in state:
+            optimizer.state[key] = own
+            put_back(own, content(before))
+        optimizer.param_groups[:] = [group for group, _ in groups]
+        for group, before in groups:
+            put_back(group, content(before))
+        with torch.no_grad():
+            for tensor, value in zip(held, values, strict=True):
+                tensor.copy_(value)
+
+    return back
+
+
+def _again(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return the same tensors and numbers in new containers."""
+    return tree_map(lambda leaf: leaf, tree)  # type: ignore[no-any-return]
 
 
 def _keep_torch() -> Callable[[], Any]:
