@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from amp_fuzz.interfaces.precision import precision
 from amp_fuzz.interfaces.precision.result import digits_in
-from benchmarks.common import Row, arguments, machine, write
+from benchmarks.common import Row, arguments, machine, read, write
 from tests.precision.kinds import KINDS, Kind, harmful_lines
 
 FILE = Path(__file__).with_suffix(".json")
@@ -60,7 +60,8 @@ def run(model: nn.Module, x: Tensor, kind: Kind, *, low: bool = True) -> None:
 
 def few(value: Tensor, exact: Tensor, kind: Kind) -> bool:
     """Return whether a value has fewer digits than `precision` asks for."""
-    off, size = (value.double() - exact.double()).norm(), exact.double().norm()
+    value, exact = value.detach().double(), exact.detach().double()
+    off, size = (value - exact).norm(), exact.norm()
     asked = digits_in(getattr(torch, kind.dtype)) / 2
     return not float(off) <= 10**-asked * float(size)
 
@@ -138,42 +139,44 @@ def msprobe(kind: Kind, x: Tensor) -> list[str]:
     from msprobe.msprobe import main as command
     from msprobe.pytorch import PrecisionDebugger
 
-    with tempfile.TemporaryDirectory() as folder:
-        debugger = PrecisionDebugger(task="tensor", dump_path=f"{folder}/a", level="mix")
-        for low in (False, True):
-            model = Model(kind)
-            debugger.start(model=model)
-            run(model, x, kind, low=low)
-            debugger.stop()
-            debugger.step()
-        high, low_run = (f"{folder}/a/step{i}" for i in (0, 1))
-        before = sys.argv
-        sys.argv = ["msprobe", "compare", "-tp", low_run, "-gp", high, "-o", f"{folder}/out"]
-        try:
-            with contextlib.suppress(SystemExit):
-                command()
-        finally:
-            sys.argv = before
-        files = list(Path(f"{folder}/out").rglob("*.xlsx"))
-        if not files:
-            raise RuntimeError("msprobe compare wrote no table")
-        table = pd.read_excel(files[0])
-    (column,) = [c for c in table.columns if "Reached" in c]
-    bad = table[(table[column] == "No") & table.iloc[:, 0].str.contains("output")]
-    shown = []
-    for _, row in bad.iterrows():
-        stack = " ".join(str(cell) for cell in row if "line" in str(cell))
-        lines = re.findall(r"/(\w+\.py),? line (\d+)", stack)
-        shown.append(" ".join([str(row.iloc[0]), *(f"{file}:{line}" for file, line in lines)]))
+    debugger = PrecisionDebugger(task="tensor", dump_path=f"{FOLDER.name}/dumps", level="mix")
+    for low in (False, True):  # there is one debugger in a process: it counts steps on
+        model = Model(kind)
+        debugger.start(model=model)
+        run(model, x, kind, low=low)
+        debugger.stop()
+        debugger.step()
+    folders = sorted(Path(FOLDER.name, "dumps").iterdir(), key=lambda f: int(f.name[4:]))
+    high, low_run = map(str, folders[-2:])
+    before, out = sys.argv, f"{FOLDER.name}/{folders[-1].name}"
+    sys.argv = ["msprobe", "compare", "-tp", low_run, "-gp", high, "-o", out]
+    try:
+        with contextlib.suppress(SystemExit):
+            command()
+    finally:
+        sys.argv = before
+    (file,) = Path(out).rglob("*.csv")
+    table = pd.read_csv(file)
+    asked = digits_in(getattr(torch, kind.dtype)) / 2
+    shown, places = [], dict[str, str]()
+    for _, row in table.iterrows():
+        name, _, end = str(row["NPU Name"]).partition(".forward.")
+        frames = re.findall(r"File (\S+\.py), line (\d+)", str(row["NPU_Stack_Info"]))
+        own = [f"{Path(f).name}:{n}" for f, n in frames if "site-packages" not in f]
+        places.setdefault(name, "".join(own[:1]))
+        off, size = (pd.to_numeric(row[c], errors="coerce") for c in ("EucDist", "Bench l2norm"))
+        if end.startswith("output") and not off <= 10**-asked * size:
+            shown.append(f"{name} {places[name]}")
     return shown
 
 
+FOLDER = tempfile.TemporaryDirectory()
 TOOLS: dict[str, Callable[[Kind, Tensor], list[str]]] = {
     "amp_fuzz.precision": ours,
     "DebugUnderflowOverflow": debug_underflow_overflow,
     "autograd.detect_anomaly": detect_anomaly,
     "ao.ns numeric suite": numeric_suite,
-    "activations, by hooks": activations,
+    "hooks on activations": activations,
     "msProbe": msprobe,
 }
 
@@ -195,7 +198,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=FILE)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    result: Row = {"torch": torch.__version__, "machine": machine(), "cases": {}, "named": {}}
+    result: Row = {"cases": {}, "named": {}} | read(given.output)
+    result |= {"torch": torch.__version__, "machine": machine()}
     for tool in given.tools.split(","):
         counts = dict.fromkeys(("line", "module", "symptom", "nothing"), 0)
         for case in given.cases.split(","):
