@@ -1,6 +1,6 @@
 """Diagnose 25 architectures of other people with `amp_fuzz.precision`, honest and with 40 harms.
 
-    make models                                            # the environment, then all of real_models.py
+    make models                          # the environment, then all of benchmarks/real_models.py
     .venvs/models/bin/python benchmarks/precision_harms.py --models=bert,vit
     .venvs/models/bin/python benchmarks/precision_harms.py --planted
 
@@ -132,7 +132,7 @@ def computed(
             stack.enter_context(runtime.scope())
             stack.enter_context(runtime.autocast(device, dtype=dtype))
         result = model(*args, **kwargs)
-    loss_of(result).backward()  # type: ignore[no-untyped-call]
+    loss_of(result).backward()
     found = {n: t.detach() for n, t in outputs_of(result, numbers=False)}
     grads = {f"{n}.grad": p.grad for n, p in model.named_parameters() if p.grad is not None}
     return {n: t for n, t in (found | grads).items() if t.is_floating_point()}

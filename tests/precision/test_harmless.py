@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from amp_fuzz.interfaces.precision import precision
+from tests.helpers import brief
 
 
 class Model(nn.Module):
@@ -39,18 +40,17 @@ def recomputed_reentrantly(h: Tensor, *parts: nn.Module) -> Tensor:
 
 
 def centred(h: Tensor, norm: nn.Module) -> Tensor:
-    """The bias of the norm has no part in the result: its gradient is 0, up to rounding."""
-    h = norm(h)
+    h = norm(h)  # the result does not depend on its bias: a gradient of 0, up to rounding
     return h - h.mean(0)
 
 
 def shifted(h: Tensor, linear: nn.Linear) -> Tensor:
-    """The same of the bias of a softmax that all logits share."""
+    # Nor on what all logits share.
     return (h + linear.bias.sum()).softmax(-1)
 
 
 def balanced(h: Tensor) -> Tensor:
-    """Its gradients add up to 0 exactly; those of 16 bits do not."""
+    # The gradients add up to 0 exactly; rounded to 16 bits, they do not.
     weights = torch.tensor([1 + 2**-12, -1, -(2**-12), 0])
     return (h * weights.repeat(2)[:, None]).sum()
 
@@ -61,8 +61,7 @@ def causal(h: Tensor) -> Tensor:
 
 
 def infinite(h: Tensor) -> Tensor:
-    """The logarithm of 0 is infinite in float32 too."""
-    return torch.log(F.relu(h))
+    return torch.log(F.relu(h))  # in float32 too
 
 
 MODELS: dict[str, tuple[Callable[..., Tensor], Callable[[], list[nn.Module]]]] = {
@@ -82,8 +81,8 @@ MODELS: dict[str, tuple[Callable[..., Tensor], Callable[[], list[nn.Module]]]] =
 }
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("device", brief(["cpu", "cuda"], "cuda"))
+@pytest.mark.parametrize("dtype", brief([torch.bfloat16, torch.float16], torch.float16))
 @pytest.mark.parametrize("name", MODELS)
 def test_honest_code_is_harmless(name: str, dtype: torch.dtype, device: str) -> None:
     torch.manual_seed(0)

@@ -187,7 +187,7 @@ class _Diagnosis:
         self.low = asked or _dtype(self.seen.contexts, runs.runtime.device)
         self.digits = digits or digits_in(self.low) / 2
         progress("running without autocast", 0.0)
-        self.plain = runs.plain()
+        self.plain = runs.plain(written=bool(self.watch.written))
         if self.plain.raised is not None:
             error = self.plain.raised
             raise CheckError(
@@ -341,7 +341,7 @@ class _Diagnosis:
         if found is None:
             text = "no set of its parts is enough in float32"
             if where := ", ".join(place.text for place in self.watch.written):
-                text += f": the code itself casts to 16 bits at {where}"
+                text += f": the code itself asks for 16 bits at {where}"
             alone = Remedy(dtype=dtype, scale=scale)
             return (alone, ()) if dtype or scale else (None, (text,))
         parts = self.refined(found.parts, deadline)

@@ -139,14 +139,15 @@ class PrecisionResult:
     def culprits(self) -> tuple[Place, ...]:
         """The statements to look at first.
 
-        Those of the remedy; then of its submodules those with an event, and the one where most
-        digits are lost; then those of the other events, and where values fall below what is asked.
+        Those of the remedy; then that of the first event; then of the remedy's submodules those
+        with an event, and the one where most digits are lost; then those of the other events, and
+        where values fall below what is asked.
         """
         remedy = self.remedy or Remedy()
         told = [e.place for e in self.events if e.kind != "lowered" and e.place.file]
         own = [s for s in self.statements if s.place.file]
         lost = sorted(own, key=_drop)
-        found = dict.fromkeys(remedy.lines)
+        found = dict.fromkeys((*remedy.lines, *told[:1]))
         found |= dict.fromkeys(p for p in told if p.module in remedy.modules)
         for module in remedy.modules:
             places = [s.place for s in lost if s.place.module == module]
@@ -309,10 +310,7 @@ def reasons(result: PrecisionResult) -> list[str]:
         return []
     culprits = set(result.culprits)
     told = [e for e in result.events if e.kind != "lowered" or e.place in culprits]
-    texts = [
-        f"{e.place.text}{', backward' if e.backward else ''}: {e.text}{_times(e.count)}"
-        for e in told
-    ]
+    texts = [f"{_where(e)}: {e.text}{_times(e.count)}" for e in told]
     places = {e.place for e in told}
     for place in result.culprits:
         if place not in places:
@@ -332,7 +330,11 @@ def _drop(s: Statement) -> float:
 def _loss(s: Statement) -> str:
     given = "exact operands" if math.isinf(s.given) else f"operands with {s.given:.1f}"
     ops = f"{', '.join(s.ops[:3])} leave{'s' if len(s.ops) == 1 else ''}"
-    return f"{s.place.text}{', backward' if s.backward else ''}: {ops} {s.result:.1f} digits of {given}"
+    return f"{_where(s)}: {ops} {s.result:.1f} digits of {given}"
+
+
+def _where(found: Statement | Event) -> str:
+    return f"{found.place.text}{', backward' if found.backward else ''}"
 
 
 def _times(count: int) -> str:

@@ -101,25 +101,24 @@ class Runs:
         watch.twin.forget()
         return seen, exact, watch
 
-    def plain(self) -> Seen:
+    def plain(self, *, written: bool = False) -> Seen:
         """Run in float32: contexts of the callable's own cast nothing either.
 
-        If the code itself casts to 16 bits, run again without these casts. If that raises (a weight
-        may be 16 bits wide), they stay.
+        written: whether its code itself asks for 16 bits. Then it gets float32. If it raises so (a
+        weight may be 16 bits wide), it gets what it asked for.
         """
         redraw = self._redraw() if self.drawn else nullcontext
-        with calling() as met:
-            seen = self._run((), off=True, mode=redraw)
-        if not met or seen.raised is not None:
-            return seen
 
         @contextmanager
-        def mode() -> Iterator[None]:
+        def uncast() -> Iterator[None]:
             with redraw(), _Uncast():
                 yield
 
-        wide = self._run((), off=True, mode=mode)
-        return seen if wide.raised is not None else wide
+        if written:
+            seen = self._run((), off=True, mode=uncast)
+            if seen.raised is None:
+                return seen
+        return self._run((), off=True, mode=redraw)
 
     def tried(
         self, exempt: Exempt = Exempt(), *, dtype: torch.dtype | None = None, scale: float = 1.0

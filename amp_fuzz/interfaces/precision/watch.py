@@ -37,6 +37,8 @@ _CONSTANTS = ("add", "sub", "rsub", "clamp", "clamp_min", "maximum", "fill", "fu
 _CHOOSING = (
     *("argmax", "argmin", "max", "min", "sort", "topk", "kthvalue", "mode", "searchsorted"),
     *("bucketize", "eq", "ne", "gt", "ge", "lt", "le", "nonzero", "cast"),
+    *(f"max_pool{n}d_with_indices" for n in (2, 3)),
+    *(f"adaptive_max_pool{n}d" for n in (2, 3)),
 )
 """Ops whose results of whole numbers and booleans are computed from floats."""
 _ADDING = ("add", "add_", "sub_", "lerp_", "addcmul_", "addcdiv_", "copy_")
@@ -48,8 +50,9 @@ class Tally:
 
     given, made, result: the largest relative error (the Euclidean norm of a tensor's error over
     that of the exact tensor) of what other statements gave it, of what an op added itself, and of
-    what an op returned. overflowed, flushed, of: how many elements became infinite or NaN, and 0, though they
-    exactly are neither; and of how many. low: elements that are 16 bits wide. ops: their names.
+    what an op returned. overflowed, flushed: how many elements became infinite or NaN, and 0,
+    though they exactly are neither; of: of how many. low: elements that are 16 bits wide. ops:
+    their names.
     """
 
     given: float = 0.0
@@ -67,7 +70,7 @@ class Event:
     """Something that a statement of the user's code lost, and how often.
 
     op: the op, as torch names it. text: what happened, a sentence without its subject's place.
-    count: how often it happened there. first: whether it is the first of its kind in the run.
+    count: how often it happened there.
     """
 
     kind: EventKind
@@ -76,7 +79,6 @@ class Event:
     op: str
     text: str
     count: int = 1
-    first: bool = False
 
 
 def error_of(value: torch.Tensor, exact: torch.Tensor) -> tuple[float, int]:
@@ -127,7 +129,7 @@ class Watch:
     """Follows a run with a `Twin`: give `Watch.note` to it.
 
     state: the storages that live longer than the call (parameters, buffers), as ``_cdata``. casts:
-    how many autocast made. written: the statements that cast to 16 bits by hand. choices: how many
+    how many autocast made. written: the statements that ask for 16 bits by hand. choices: how many
     results of whole numbers and booleans are others for exact numbers. products: floating-point
     operations of products, by statement and whether they were in 16 bits.
     """
@@ -141,7 +143,6 @@ class Watch:
         self.casts = 0
         self.written: dict[Place, None] = {}
         self.choices = 0
-        self._kinds: set[str] = set()
 
     # -- one op -----------------------------------------------------------------------------------
 
@@ -159,6 +160,8 @@ class Watch:
             (self._known(t, here) for t, exact in step.given if exact is not None), default=0.0
         )
         low = any(t.dtype in SIXTEEN for t, _ in step.made)
+        if low and place.file and not backward and (in_method() or not step.given):
+            self.written.setdefault(place)
         made = self._made(step) if low else [0.0] * len(step.made)
         tally.given = max(tally.given, given)
         by = next((b for t, e in step.given if e is not None and (b := self._by(t))), None)
@@ -223,11 +226,7 @@ class Watch:
         if event is not None:
             event.count += 1
             return
-        first = kind not in self._kinds
-        self._kinds.add(kind)
-        self.events[kind, place, backward, op, key] = Event(
-            kind, place, backward, op, text, first=first
-        )
+        self.events[kind, place, backward, op, key] = Event(kind, place, backward, op, text)
 
     def _overflowed(
         self,
@@ -316,8 +315,6 @@ class Watch:
     def _cast(self, step: Step, place: Place, backward: bool) -> None:
         """Tell of a cast that autocast makes of what was made float32 by hand before."""
         (given, exact), (made, _) = step.given[0], step.made[0]
-        if made.dtype in SIXTEEN and in_method() and place.file:
-            self.written.setdefault(place)
         if made.dtype not in SIXTEEN or exact is None or given.dtype in SIXTEEN or in_method():
             return
         by = self._by(given)
