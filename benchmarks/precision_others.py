@@ -214,6 +214,7 @@ def main() -> None:
             counts[rated] += 1
             print(f"{tool:24} {case:12} {rated:8} {shown[:3]}", flush=True)
             result["cases"].setdefault(case, {})[tool] = {"named": rated, "shown": shown[:3]}
+            write(given.output, result)
         else:
             result["named"][tool] = counts
         write(given.output, result)
