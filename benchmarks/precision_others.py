@@ -105,10 +105,10 @@ def numeric_suite(kind: Kind, x: Tensor) -> list[str]:
     import torch.ao.ns._numeric_suite as suite
 
     pair, shown = [Model(kind), Model(kind)], {kind.module, nn.Linear, nn.LayerNorm}
-    suite.prepare_model_outputs(*pair, allow_list=shown)
+    suite.prepare_model_outputs(pair[0], pair[1], allow_list=shown)
     run(pair[0], x, kind, low=False)
     run(pair[1], x, kind)
-    found = suite.get_matching_activations(*pair)
+    found = suite.get_matching_activations(pair[0], pair[1])
     return [
         name.removesuffix(".stats")
         for name, both in found.items()
