@@ -61,7 +61,7 @@ LAYERS: Mapping[str, Sequence[str]] = {
     ],
     "lora-gpt2": ["base_model.model.transformer.h.1.mlp"],
     "timm-vit": ["blocks.0.mlp", "blocks.1.attn.proj"],
-    "dit": ["transformer_blocks.0.ff", "transformer_blocks.3.ff"],
+    "dit": ["transformer_blocks.0.ff", "transformer_blocks.1.ff"],
     "sd-unet": ["down_blocks.0.attentions.0.transformer_blocks.0.attn1"],
 }
 """Layers whose result has the shape ``[batch, length, width]``, of models that are harmless."""
@@ -122,6 +122,8 @@ def computed(
     """Return the outputs and gradients of a model, by name: in a plain loop."""
     model, args, kwargs = made(name)
     if wide:
+        if hasattr(model, "set_experts_implementation"):  # a grouped product has no float64
+            model.set_experts_implementation("eager")  # type: ignore[operator]
         model = model.double()
         args, kwargs = tree_map(_double, (args, kwargs))
     with ExitStack() as stack:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from amp_fuzz.interfaces.precision import PrecisionResult, precision
 from amp_fuzz.interfaces.precision.sites import Place
 from tests.helpers import brief
-from tests.precision.kinds import KINDS, Gradient, harmful_lines
+from tests.precision.kinds import KINDS, Cancelling, Gradient, harmful_lines
 
 BF16, F16 = torch.bfloat16, torch.float16
 
@@ -237,3 +237,18 @@ def test_a_loop_is_given_what_comes_into_it() -> None:
     (step,) = (s for s in result.statements if s.place.line == line_of(stepped, 3))
     assert step.result < step.given
     assert F.relu(torch.tensor(step.given)) > 2
+
+
+def test_a_module_that_is_held_twice_has_its_first_path() -> None:
+    class Adapted(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+            self.called = inner.forward  # as peft keeps a method of the model that it adapts
+
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = self.inner(x)
+            return made
+
+    result = precision(Adapted(Cancelling(8)), torch.randn(4, 8), autocast=BF16, device="cuda")
+    assert result.culprits[0].module == "inner"

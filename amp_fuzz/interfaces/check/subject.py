@@ -116,12 +116,15 @@ class Subject:
         return str(getattr(inner, "__qualname__", type(inner).__name__))
 
     def paths(self) -> dict[torch.nn.Module, str]:
-        """Return the path of every module that it holds; that of the callable itself is ""."""
-        return {
-            module: ".".join(filter(None, (prefix, name)))
-            for prefix, root in self.modules.items()
-            for name, module in root.named_modules()
-        }
+        """Return the path of every module that it holds; that of the callable itself is "".
+
+        A module that is held in several ways has the first of its paths.
+        """
+        found: dict[torch.nn.Module, str] = {}
+        for prefix, root in self.modules.items():
+            for name, module in root.named_modules():
+                found.setdefault(module, ".".join(filter(None, (prefix, name))))
+        return found
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return every parameter, buffer and tensor that it holds, once each, by name."""
