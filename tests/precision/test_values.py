@@ -82,6 +82,19 @@ def test_a_shape_that_depends_on_lost_digits_is_harm() -> None:
     assert found.remedy is not None
 
 
+def test_a_device_is_not_blamed_for_a_kernel_that_the_cpu_lacks() -> None:
+    def spectrum(x: Tensor) -> Tensor:
+        return torch.fft.rfft(x @ x).abs()  # CUDA takes float16, if the length is a power of 2
+
+    with pytest.raises(CheckError, match="cuda cannot be simulated: the CPU has no kernel"):
+        precision(spectrum, waves(4, 4), autocast=F16, device="cuda")
+
+
+def test_draws_in_the_shape_of_a_tensor_are_exact() -> None:
+    found = precision(lambda x: torch.randn_like(x @ x) + torch.rand_like(x), waves(4, 4))
+    assert not found.skipped
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_step_of_training_is_harmed_by_the_casts_that_autocast_keeps(momentum: float) -> None:
     weight = torch.nn.Parameter(waves(8, 1))

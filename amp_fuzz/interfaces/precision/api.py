@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +53,7 @@ Progress: TypeAlias = Callable[[str, float], None]
 _SCALES = (2.0**16, 2.0**12, 2.0**8, 2.0**4)
 _BREAKING: tuple[EventKind, ...] = ("stuck",)
 _NONE = Exempt()
+_NO_KERNEL = re.compile(r"not implemented for .*(Half|BFloat16)|Unsupported dtype (Half|BFloat16)")
 
 
 def precision(
@@ -98,7 +100,8 @@ def precision(
     Returns the result; ``str(result)`` is the report.
 
     Raises:
-        CheckError: the callable or an argument cannot be used, or it raises without autocast too.
+        CheckError: the callable or an argument cannot be used, it raises without autocast too, or
+            the CPU cannot simulate the device: it has no kernel of 16 bits for an op.
     """
     check_arguments(kwargs=kwargs, backward=backward, seed=seed)
     check_surroundings(backward=backward)
@@ -192,6 +195,7 @@ class _Diagnosis:
         self.searching, self.tries = math.inf, 0
         progress("running under autocast beside exact copies", 0.0)
         self.seen, self.exact, self.watch = runs.watched()
+        self.refuse_missing_kernel()
         self.low = asked or _dtype(self.seen.contexts, runs.runtime.device)
         self.digits = digits or digits_in(self.low) / 2
         progress("running without autocast", 0.0)
@@ -231,6 +235,17 @@ class _Diagnosis:
             time.monotonic() - self.start,
             self.contexts(device),
         )
+
+    def refuse_missing_kernel(self) -> None:
+        """Raise `CheckError` if the CPU, which simulates a device, has no kernel of 16 bits."""
+        subject, device = self.runs.subject, self.runs.runtime.device
+        tensors = (subject.inputs() | subject.state()).values()
+        simulated = device != "cpu" and not any(t.device.type == device for t in tensors)
+        error = self.seen.raised
+        if simulated and error is not None and _NO_KERNEL.search(str(error)):
+            raise CheckError(
+                f"{device} cannot be simulated: the CPU has no kernel for {subject.name}: {error}"
+            ) from error
 
     # -- values -----------------------------------------------------------------------------------
 
@@ -338,7 +353,7 @@ class _Diagnosis:
         """Return what could not be followed, or compared."""
         found = []
         if refused := sorted(self.watch.twin.refused):
-            found += [f"no kernel of float64 or float32 for {', '.join(refused)}: counted as exact"]
+            found += [f"no exact copy of what {', '.join(refused)} made: counted as exact"]
         if not values:
             found += ["nothing to compare: the call gives no floating output and no gradient"]
         return tuple(found)

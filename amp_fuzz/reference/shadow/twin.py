@@ -38,7 +38,11 @@ __all__ = ["Redraw", "Step", "Twin", "TwinError", "is_followed"]
 
 _aten = torch.ops.aten
 _CASTS = (_aten._to_copy.default, _aten.clone.default)
-_CHANCES = (_aten.bernoulli.default, _aten.poisson.default)
+_CHANCES = (
+    *("bernoulli", "poisson", "rand_like", "randn_like", "randint_like"),
+    *("cauchy", "exponential", "geometric", "log_normal", "uniform"),
+)
+"""Ops that draw from the chances, or in the shape, of what they are given: the draw is exact."""
 _PRODUCTS = frozenset(
     (
         _aten.mm.default,
@@ -388,7 +392,8 @@ class Twin(dispatch.Mode):
             self.drawn.append((func, [mask.clone()]))
             return [exact * mask * (0.0 if p == 1 else 1 / (1 - p))]
         self.drawn.append((func, [t.clone() for t in all_made]))
-        depends = any(exact is not None for _, exact in before) and func not in _CHANCES
+        name = func._schema.name.removeprefix("aten::")
+        depends = any(exact is not None for _, exact in before) and name not in _CHANCES
         if results and depends and not _targets_of(func, args, kwargs, facts_of(func)):
             return None
         return [_wide(t) for t in results]
