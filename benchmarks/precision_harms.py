@@ -123,7 +123,7 @@ def computed(
     model, args, kwargs = made(name)
     if wide:
         if hasattr(model, "set_experts_implementation"):  # a grouped product has no float64
-            model.set_experts_implementation("eager")
+            model.set_experts_implementation("eager")  # type: ignore[operator]
         model = model.double()
         args, kwargs = tree_map(_double, (args, kwargs))
     with ExitStack() as stack:

@@ -50,12 +50,12 @@ def meet(case: str) -> None:
 def install() -> None:
     """Change this process, and its forks."""
     from amp_fuzz.backends.eager import EagerBackend
-    from amp_fuzz.runs.workers import _Note
+    from amp_fuzz.runs.worker import Note
 
-    run, seen = EagerBackend.run, _Note.seen
+    run, seen = EagerBackend.run, Note.seen
     current = [""]
 
-    def noted(self: _Note, case: Any) -> None:
+    def noted(self: Note, case: Any) -> None:
         seen(self, case)
         current[0] = case.id
 
@@ -63,7 +63,7 @@ def install() -> None:
         meet(current[0])
         return run(self, cases)
 
-    _Note.seen = noted  # type: ignore[method-assign]
+    Note.seen = noted  # type: ignore[method-assign]
     EagerBackend.run = deadly  # type: ignore[method-assign]
     if (full := Path("full.txt")).exists():
         _fill(int(full.read_text()))

@@ -213,12 +213,12 @@ class Mode(TorchDispatchMode):
         return False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        return super().__new__(_untraced(cls) if "torch._dynamo" in sys.modules else cls)
+        return super().__new__(_untraced(cls) if "torch._dynamo" in sys.modules else cls)  # type: ignore[arg-type]
 
 
 @functools.cache
 def _untraced(kind: type[Any]) -> type[Any]:
-    method = torch._disable_dynamo(kind.__torch_dispatch__)
+    method = torch._disable_dynamo(kind.__torch_dispatch__)  # type: ignore[attr-defined]
     return type(kind.__name__, (kind,), {"__torch_dispatch__": method})
 
 

@@ -119,8 +119,8 @@ def here() -> State:
     return found
 
 
-# Tables of device types that have none of their own: see `as_device`.
-_lent: dict[str, PolicyTable] = {}
+# Tables that device types were given for a block: see `as_device`.
+_given: dict[str, PolicyTable] = {}
 # Device types whose autocast is not torch's own.
 _elsewhere: list[str] = []
 
@@ -136,14 +136,14 @@ def as_device(
     would be if they were of `device_type`. elsewhere: whether the kernels of its autocast are not
     torch's own.
     """
-    before, others = _lent.get(device_type), list(_elsewhere)
-    _lent[device_type] = table
+    before, others = _given.get(device_type), list(_elsewhere)
+    _given[device_type] = table
     _elsewhere.extend([device_type] * elsewhere)
     try:
         with aliased(tensors or device_type, device_type):
             yield
     finally:
-        restore(_lent, device_type, before)
+        restore(_given, device_type, before)
         _elsewhere[:] = others
 
 
@@ -154,12 +154,12 @@ def is_elsewhere(device: str) -> bool:
 
 def has_table(device: str) -> bool:
     """Return whether a device type has a policy table."""
-    return device in DEVICES or device in _lent
+    return device in DEVICES or device in _given
 
 
 def table_of(device: str) -> PolicyTable:
     """Return the policy table of a device type."""
-    return _lent.get(device) or own_table(device)
+    return _given.get(device) or own_table(device)
 
 
 @functools.cache

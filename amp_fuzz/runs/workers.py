@@ -9,17 +9,13 @@ has too little memory runs once more, alone. If there is too little then too, it
 
 from __future__ import annotations
 
-import errno
-import faulthandler
 import importlib
 import os
 import signal
-import sys
 import time
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Collection, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
@@ -29,34 +25,28 @@ from typing import Any, Literal
 
 import msgspec
 
-from amp_fuzz.backends import accelerator, backends
+from amp_fuzz.backends import backends
 from amp_fuzz.backends.accelerator import BLOCKING, DeviceFailure
 from amp_fuzz.cases.case import Case, loads
 from amp_fuzz.cases.program import statements
 from amp_fuzz.catalogue import CATALOGUE
-from amp_fuzz.findings.entered import LONGEST, op_of, statement_op, told
+from amp_fuzz.findings.entered import LONGEST, op_of, statement_op
 from amp_fuzz.findings.groups import Groups
 from amp_fuzz.findings.looks import signature_of
 from amp_fuzz.findings.supervision.processes import (
     Usage,
     death,
     end,
-    expendable,
-    few_primitives,
     greedy,
     start,
     unforkable,
     usage,
 )
-from amp_fuzz.plugins import inherited
 from amp_fuzz.records.baseline import match
 from amp_fuzz.records.fingerprint import fingerprinted
 from amp_fuzz.records.schema import (
-    CaseRecord,
     DivergenceRecord,
-    EndRecord,
     IncidentRecord,
-    NoteRecord,
     listed,
     unanswered,
 )
@@ -79,13 +69,23 @@ from amp_fuzz.runs.engine import (
     TimeUp,
     baseline_tasks,
     ending,
-    explore,
     in_rounds,
     kept_tasks,
     late,
     plan_tasks,
     seed_of,
     timed,
+)
+from amp_fuzz.runs.worker import (
+    BEFORE,
+    JUDGED,
+    NOTED,
+    NUMBER,
+    RUNNING,
+    Note,
+    composed,
+    done,
+    worker_main,
 )
 
 __all__ = ["Supervisor", "run", "unshared"]
@@ -141,10 +141,6 @@ _DEATHS = 8  # deaths for one case before it is no longer minimised
 _FATAL = "Fatal Python error"  # the beginning of faulthandler's output
 _OUTPUT = 12  # last lines of output to keep from a dead process
 
-# Shared by a worker and its supervisor: the number of the case, whether it runs, cases noted, the
-# number of the last case that was judged, and the size of the file of records before its record.
-_NUMBER, _RUNNING, _NOTED, _JUDGED, _BEFORE = range(5)
-
 
 @dataclass(frozen=True, slots=True)
 class _Death:
@@ -186,9 +182,9 @@ class _Worker:
 
     def recorded(self) -> bool:
         """Return whether its case is on record, although it died before it noted this."""
-        if self.shared[_JUDGED] != self.shared[_NUMBER]:
+        if self.shared[JUDGED] != self.shared[NUMBER]:
             return False
-        before: int = self.shared[_BEFORE]
+        before: int = self.shared[BEFORE]
         return (self.folder / f"records-{self.number}.jsonl").stat().st_size > before
 
     @property
@@ -214,8 +210,8 @@ class _Worker:
     def look(self, now: float) -> Usage:
         """Return the CPU time of its case, and the memory that it holds for cases."""
         used = usage(self.process.pid or 0)
-        if self.noted != self.shared[_NOTED]:
-            self.noted, self.since, self.used = self.shared[_NOTED], now, used.cpu
+        if self.noted != self.shared[NOTED]:
+            self.noted, self.since, self.used = self.shared[NOTED], now, used.cpu
         return Usage(used.cpu - self.used, used.memory - self.held)
 
 
@@ -283,7 +279,7 @@ class Supervisor:
     def _here(self) -> Iterator[Event]:
         """Do the tasks in this process, which a case may kill."""
         path = self.store.run_path(self.run_id) / f"current-{self.label}.json"
-        note = _Note(path, RawArray("q", 5))
+        note = Note(path, RawArray("q", 5))
         try:
             with composed():
                 while True:
@@ -293,7 +289,7 @@ class Supervisor:
                     task, began = self._next(), time.monotonic()
                     covered = Covered(self.store, task.backend)
                     about = self.settings, self.writer, note, self.groups, covered
-                    for event in _task(task, *about):
+                    for event in done(task, *about):
                         yield from self._taken(event)
                     self.spent[task.backend] += time.monotonic() - began
         finally:
@@ -338,7 +334,7 @@ class Supervisor:
         for worker in list(self.workers):
             if worker.task is None:
                 continue
-            first = worker.shared[_RUNNING] and worker.suspected is None
+            first = worker.shared[RUNNING] and worker.suspected is None
             first = first and worker.task.backend not in self.judged
             longer = self.settings.seconds if first else 0.0
             if self._late(worker.task) >= ending(self.settings) + longer:
@@ -364,7 +360,7 @@ class Supervisor:
         # Since the last fork, a user's test may have started something that does not survive one.
         self.apart = unshared(self.settings) or self.apart
         fork, more = not unshared(self.settings), BLOCKING if blocking else None
-        process = start(_worker_main, theirs, *about, fork=fork, environment=more)
+        process = start(worker_main, theirs, *about, fork=fork, environment=more)
         theirs.close()
         return _Worker(number, process, ours, shared, folder, entered, blocking)
 
@@ -378,7 +374,7 @@ class Supervisor:
             self.workers.append(worker)
         worker.task, worker.fresh, worker.reached = task, False, set()
         worker.given = time.monotonic()
-        worker.shared[_JUDGED], worker.shared[_NUMBER], worker.noted = -1, task.first, -1
+        worker.shared[JUDGED], worker.shared[NUMBER], worker.noted = -1, task.first, -1
         with suppress(OSError):  # it died; the next `_listen` notices
             worker.pipe.send((task, self.groups))
 
@@ -498,11 +494,11 @@ class Supervisor:
         """Record the death of a worker, and requeue its remaining cases."""
         yield from self._ended(worker)
         self._spent(worker)
-        task, output, number = worker.task, worker.output(), worker.shared[_NUMBER]
+        task, output, number = worker.task, worker.output(), worker.shared[NUMBER]
         text = worker.current.read_bytes()
         worker.current.unlink()
         recorded = worker.recorded()
-        if task is None or not worker.shared[_RUNNING] or not text or recorded:
+        if task is None or not worker.shared[RUNNING] or not text or recorded:
             self.unstarted += 1
             if self.unstarted >= _STARTS:
                 where = "between two cases" if worker.ready else "before it ran a case"
@@ -643,190 +639,3 @@ def _after(task: Task, number: int, case: Case, reached: Collection[str]) -> Tas
     met = {name.removeprefix("aten::") for op in ops for name in op.overloads} | set(reached)
     aims = tuple(aim for aim in task.aims if aim[0] not in met)
     return replace(left, aims=aims, seed=seed_of(task.seed, "after", number))
-
-
-# -- in a worker ----------------------------------------------------------------------------------
-
-
-class _Note:
-    """Writes the case that is about to run to a place where the supervisor finds it.
-
-    shared: memory that the supervisor reads: the number of the case, whether it runs, and how many
-    cases were noted, including candidates of the minimiser.
-    """
-
-    def __init__(self, path: Path, shared: Any) -> None:
-        self.path, self.shared = path, shared
-        try:
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT)
-        except OSError as error:
-            raise StoreError(f"{path}: cannot write ({error.strerror})") from error
-
-    def began(self, number: int) -> None:
-        """Note the number of the next case."""
-        self.shared[_NUMBER] = number
-
-    def judged(self, records: Path) -> None:
-        """Note that the record of the case comes next in this file."""
-        self.shared[_BEFORE] = records.stat().st_size
-        self.shared[_JUDGED] = self.shared[_NUMBER]  # last: a kill may come between the two
-
-    def seen(self, case: Case) -> None:
-        """Note a case that is about to run. Raises `StoreError`."""
-        text = case.json()
-        try:
-            written = os.pwrite(self._file, text, 0)
-            os.ftruncate(self._file, len(text))
-        except OSError as error:
-            raise StoreError(f"{self.path}: cannot write ({error.strerror})") from error
-        if written != len(text):
-            raise StoreError(f"{self.path}: cannot write ({os.strerror(errno.ENOSPC)})")
-        self.shared[_RUNNING] = 1
-        self.shared[_NOTED] += 1
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._file)
-
-    def rested(self) -> None:
-        """Note that the case is recorded and none is running."""
-        self.shared[_RUNNING] = 0
-        self.shared[_NUMBER] += 1
-
-
-@contextmanager
-def composed() -> Iterator[None]:
-    """Set the global state that cases expect, and restore the old state afterwards.
-
-    Cases run with one thread, since results may depend on the number of threads, and without the
-    user's warning filters, default dtype, grad mode and random state.
-    """
-    import torch
-
-    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
-    state = torch.get_rng_state()
-    torch.set_num_threads(1)
-    torch.set_default_dtype(torch.float32)
-    try:
-        with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_default_dtype(dtype)
-        torch.set_rng_state(state)
-
-
-def _worker_main(
-    pipe: connection.Connection,
-    settings: Settings,
-    root: str,
-    run_id: str,
-    number: int,
-    shared: Any,
-    entered: Any,
-) -> None:
-    """Take tasks from the supervisor until it closes the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor handles interrupts
-    few_primitives()
-    expendable()
-    store = Store(root)
-    folder = store.run_path(run_id)
-    try:
-        _redirect(folder / f"worker-{number}.log")
-        inherited()
-        with composed():
-            note = _Note(folder / f"current-{number}.json", shared)
-            writer = store.writer(run_id, str(number))
-            pipe.send(None)  # ready
-            while True:
-                task, groups = pipe.recv()
-                if task.told:
-                    pipe.send(_told(task, settings, note, entered))
-                    continue
-                covered = Covered(store, task.backend)
-                accelerator.bounded(backends()[task.backend].device, settings.memory)
-                for event in _task(task, settings, writer, note, groups, covered):
-                    pipe.send(event)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # the supervisor is done with us
-    except StoreError as error:
-        pipe.send(Failed(str(error), usage=True))
-    except DeviceFailure as failure:
-        sys.stderr.write(f"{failure}\n{failure.frames}\n")
-        pipe.send(failure)
-        os._exit(1)  # an ordinary end would wait for the device
-    except Exception:
-        import traceback
-
-        pipe.send(Failed(traceback.format_exc()))
-
-
-def _redirect(path: Path) -> None:
-    """Redirect the output of libraries (MKL about a NaN, C++ warnings) from the terminal to a file.
-
-    A fork's `sys.stdout` may capture the output of a user's test. A fatal signal writes a traceback
-    to the file.
-    """
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
-    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-    faulthandler.enable(sys.stderr)
-    if hasattr(faulthandler, "register"):
-        faulthandler.register(signal.SIGUSR1, sys.stderr)
-
-
-def _told(task: Task, settings: Settings, note: _Note, entered: Any) -> Finished:
-    """Run a case that killed two processes, and report each kernel that it enters."""
-    with told(entered):
-        for _ in explore(task, replace(settings, minimize=0), began=note.began, seen=note.seen):
-            pass
-    return Finished(task, EndRecord(task.backend, task.family, 0, 0.0))
-
-
-def _task(
-    task: Task,
-    settings: Settings,
-    writer: Writer,
-    note: _Note,
-    groups: Groups,
-    covered: Covered,
-) -> Iterator[Event]:
-    start = time.monotonic()
-    cases = 0
-    noted: list[NoteRecord] = []
-    events = explore(
-        task, settings, began=note.began, seen=note.seen, groups=groups, covered=covered.note
-    )
-    for event in events:
-        if isinstance(event, CaseRecord):
-            note.judged(writer.path)
-            writer.write(event)
-            note.rested()
-            cases += 1
-            reached = frozenset(k.overload for k in event.kernels)
-            anew = event.groups if event.outcome in ("backend", "diverged") else ()
-            yield Progress(
-                *(task.backend, task.family, event.outcome, anew, reached),
-                notes=event.notes,
-                noted=tuple(noted),
-            )
-            noted.clear()
-        elif isinstance(event, NoteRecord):
-            writer.write(event)
-            noted.append(event)
-        elif isinstance(event, Finding):
-            writer.write(event.record)
-            yield event
-        else:
-            yield event
-    took, planned = round(time.monotonic() - start, 3), task.due
-    early = cases < planned and late(task, settings) >= 0
-    reason: Literal["done", "stopped"] = "stopped" if early else "done"
-    end = EndRecord(task.backend, task.family, cases, took, reason, planned)
-    writer.write(end)
-    covered.write()
-    yield Finished(task, end, groups)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import ROOT
+from tests.precision.test_text import result
 
 pytestmark = pytest.mark.slow
 
@@ -72,6 +73,11 @@ def faults(root: str, *pages: str) -> list[str]:
 
 def test_axe_finds_nothing_on_a_page_of_each_section(served: str) -> None:
     assert faults(served, *SECTIONS) == []
+
+
+def test_axe_finds_nothing_on_the_page_of_precision(served: str, site: Path) -> None:
+    result().write_html(site / "precision.html")
+    assert faults(served, "precision.html") == []
 
 
 def test_a_fault_of_a_page_is_noticed(served: str, site: Path) -> None:

@@ -46,7 +46,7 @@ def run(installed: Path, tmp_path: Path) -> Run:
     def run(command: str, *words: str) -> subprocess.CompletedProcess[str]:
         argv = [str(installed / "bin" / command), *words]
         return subprocess.run(
-            argv, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300
+            argv, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=1500
         )
 
     return run

@@ -89,6 +89,16 @@ def test_a_failure_carries_the_result() -> None:
     result(verdict="harmless").raise_if_failed()
 
 
+def test_progress_is_told_of_each_step() -> None:
+    told: list[tuple[str, float]] = []
+    linear = torch.nn.Linear(4, 4)
+    amp_fuzz.precision(linear, torch.ones(2, 4), digits=5, progress=lambda *step: told.append(step))
+    texts = [text for text, _ in told]
+    assert texts[:2] == ["running under autocast beside exact copies", "running without autocast"]
+    assert texts[2:4] == ["looking for a remedy: 0 runs", "looking for a remedy: 1 run"]
+    assert all(0 <= share <= 1 for _, share in told)
+
+
 # -- code -----------------------------------------------------------------------------------------
 
 SOURCE = """\

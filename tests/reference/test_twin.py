@@ -60,7 +60,7 @@ def convolutions(g: Given) -> torch.Tensor:
 
 def norms(g: Given) -> torch.Tensor:
     x = g.module(torch.nn.Linear, 6, 6)(g(4, 5, 6))
-    x = g.module(torch.nn.LayerNorm, 6)(x) + g.module(torch.nn.RMSNorm, 6, eps=1e-6)(x)
+    x = g.module(torch.nn.LayerNorm, 6)(x) + g.module(torch.nn.RMSNorm, 6, eps=1e-6)(x.to(g.dtype))
     x = x.transpose(1, 2) + g.module(torch.nn.GroupNorm, 3, 6)(x.transpose(1, 2))
     batch = g.module(torch.nn.BatchNorm1d, 6)
     g.others += [batch.running_mean, batch.running_var]

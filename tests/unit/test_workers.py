@@ -30,7 +30,7 @@ from amp_fuzz.records.schema import (
     incident_line,
 )
 from amp_fuzz.records.store import Store
-from amp_fuzz.runs import engine, workers
+from amp_fuzz.runs import engine, worker, workers
 from amp_fuzz.runs.corpus import FINDINGS
 from amp_fuzz.runs.engine import (
     Crashed,
@@ -156,16 +156,16 @@ def test_a_case_on_record_does_not_run_again_when_its_worker_dies_just_then(
     running: int,
 ) -> None:
     fragile(lambda case: None)
-    rested, mark = workers._Note.rested, tmp_path / "killed"
+    rested, mark = worker.Note.rested, tmp_path / "killed"
 
-    def killed(self: workers._Note) -> None:
-        if self.shared[workers._NUMBER] == number and not mark.exists():
+    def killed(self: worker.Note) -> None:
+        if self.shared[worker.NUMBER] == number and not mark.exists():
             mark.touch()
-            self.shared[workers._RUNNING] = running
+            self.shared[worker.RUNNING] = running
             kill(signal.SIGKILL)
         rested(self)
 
-    monkeypatch.setattr(workers._Note, "rested", killed)
+    monkeypatch.setattr(worker.Note, "rested", killed)
     events = worked(store)
     assert mark.exists()
     assert ids(store) == Counter(case.id for case in drawn())
@@ -359,7 +359,7 @@ def test_a_worker_that_never_starts_is_an_error(
     fragile: Installer, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fragile(lambda case: None)
-    monkeypatch.setattr(workers, "composed", lambda: kill(signal.SIGKILL))
+    monkeypatch.setattr(worker, "composed", lambda: kill(signal.SIGKILL))
     events = worked(store)
     (failed,) = [e for e in events if isinstance(e, Failed)]
     assert "the worker died of SIGKILL before it ran a case, 3 times in a row" in failed.detail
@@ -393,7 +393,7 @@ def test_a_worker_leaves_torch_as_it_was() -> None:
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("error")
-            with workers.composed():
+            with worker.composed():
                 assert torch.get_num_threads() == 1
                 assert torch.get_default_dtype() is torch.float32
                 assert torch.is_grad_enabled()

@@ -30,16 +30,14 @@ def code_of(
 ) -> str:
     """Return the code to paste: a block in place of each statement, and a call for submodules.
 
-    known: what each statement reads. roots: the names of the modules that
-    the paths of submodules begin with; "" is the callable itself. A statement that no block can
-    take the place of (a condition, a lambda, an unknown source) is a comment.
+    known: what each statement reads. roots: the names of the modules that the paths of submodules
+    begin with; "" is the callable itself. A statement that no block can take the place of (a
+    condition, a lambda, an unknown source) is a comment.
     """
     parts = [_block(name, some, device, known) for name, some in grouped(lines).items()]
     if modules:
-        text = inspect.getsource(in_float32).replace("  # type: ignore[no-untyped-def]", "")
-        imports = text[text.index("import torch") : text.index("__all__")].strip()
-        body = text[text.index("def run_in_float32") :].strip()
-        parts.append(f"{imports}\n\n\n{body}\n")
+        text = inspect.getsource(in_float32)
+        parts.append(f"{text[text.index('def run_in_float32') :].strip()}\n")
         for root in roots:
             if names := names_within(root, frozenset(modules)):
                 listed = ", ".join(map(repr, sorted(names)))

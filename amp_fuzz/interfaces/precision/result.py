@@ -310,10 +310,7 @@ def reasons(result: PrecisionResult) -> list[str]:
         return []
     culprits = set(result.culprits)
     told = [e for e in result.events if e.kind != "lowered" or e.place in culprits]
-    texts = [
-        f"{e.place.text}{', backward' if e.backward else ''}: {e.text}{_times(e.count)}"
-        for e in told
-    ]
+    texts = [f"{_where(e)}: {e.text}{_times(e.count)}" for e in told]
     places = {e.place for e in told}
     for place in result.culprits:
         if place not in places:
@@ -333,7 +330,11 @@ def _drop(s: Statement) -> float:
 def _loss(s: Statement) -> str:
     given = "exact operands" if math.isinf(s.given) else f"operands with {s.given:.1f}"
     ops = f"{', '.join(s.ops[:3])} leave{'s' if len(s.ops) == 1 else ''}"
-    return f"{s.place.text}{', backward' if s.backward else ''}: {ops} {s.result:.1f} digits of {given}"
+    return f"{_where(s)}: {ops} {s.result:.1f} digits of {given}"
+
+
+def _where(found: Statement | Event) -> str:
+    return f"{found.place.text}{', backward' if found.backward else ''}"
 
 
 def _times(count: int) -> str:

@@ -104,7 +104,7 @@ def error_of(value: torch.Tensor, exact: torch.Tensor) -> tuple[float, int]:
 
 
 def _norm(tensor: torch.Tensor) -> float:
-    return torch.linalg.vector_norm(tensor).item() if tensor.numel() else 0.0  # type: ignore[no-any-return]
+    return float(torch.linalg.vector_norm(tensor)) if tensor.numel() else 0.0
 
 
 _PART = 2**15
