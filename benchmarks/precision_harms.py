@@ -232,6 +232,7 @@ def harmed(name: str, check: str) -> Row:
 def serve(name: str, kind: str, checks: Sequence[str]) -> None:
     """Print a row for each check of one model, as JSON."""
     torch.set_num_threads(1)
+    ARCHITECTURES[name].model()  # what is imported for the first model draws numbers too
     for check in checks:
         try:
             row = honest(name, check) if kind == "honest" else harmed(name, check)
