@@ -133,3 +133,19 @@ def test_an_input_that_one_call_uses_up_is_refused() -> None:
     with pytest.raises(CheckError, match=r"input\[0\] is a generator, .* pass a list"):
         precision(sum, given)
     assert len(list(given)) == 2
+
+
+def test_a_callable_that_is_another_in_each_call_is_refused() -> None:
+    calls = []
+
+    def counted(x: Tensor) -> Tensor:
+        calls.append(1)
+        return (x @ x) * len(calls) ** 4
+
+    with pytest.raises(CheckError, match=r"output is another in each call.*Make the callable do"):
+        precision(counted, torch.eye(4), seconds=0)
+
+
+def test_a_device_may_have_a_number() -> None:
+    result = precision(torch.nn.Linear(2, 2), torch.ones(1, 2), device=torch.device("cpu", 0))
+    assert result.device == "cpu"

@@ -24,6 +24,7 @@ from amp_fuzz.interfaces.check.arguments import (
     check_surroundings,
     context_list,
 )
+from amp_fuzz.interfaces.check.messages import REPEAT
 from amp_fuzz.interfaces.check.subject import CheckError, Subject
 from amp_fuzz.interfaces.precision.pasting import code_of
 from amp_fuzz.interfaces.precision.remedy import least
@@ -62,7 +63,7 @@ def precision(
     *inputs: Any,
     kwargs: Mapping[str, Any] | None = None,
     autocast: Context = torch.bfloat16,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     backward: bool = True,
     loss: Loss | None = None,
     digits: float | None = None,
@@ -83,7 +84,8 @@ def precision(
             is restored.
         inputs: its arguments; tensors are copied. kwargs: its keyword arguments.
         autocast: the dtype of the context around the call, or the keyword arguments of
-            `torch.autocast` as a mapping, or None for a callable that opens its own.
+            `torch.autocast` as a mapping, without its device; None for a callable that opens its
+            own.
         device: the device type whose policies hold; None is the device of the tensors. Another
             one than theirs is simulated: ``device="cuda"`` on a CPU casts what CUDA would cast, and
             computes with the kernels of the CPU.
@@ -132,7 +134,7 @@ def _check(*, seconds: Any, digits: Any, loss: Any) -> None:
 
 def diagnose(
     subject: Subject,
-    device: str | None,
+    device: str | torch.device | None,
     contexts: tuple[Autocast, ...],
     *,
     backward: bool,
@@ -151,12 +153,13 @@ def diagnose(
     return _Diagnosis(runs, asked, digits, seconds, start, told).result(name)
 
 
-def _reference(subject: Subject, device: str | None) -> ReferenceRuntime:
+def _reference(subject: Subject, device: str | torch.device | None) -> ReferenceRuntime:
     devices = {t.device.type for t in (subject.inputs() | subject.state()).values()} or {"cpu"}
     if device is None:
         if len(devices) > 1:
             raise CheckError(f"tensors are on {', '.join(sorted(devices))}: name one with device=")
         (device,) = devices
+    device = str(device).partition(":")[0]  # autocast is for a type of device
     if device not in tabled_devices():
         raise CheckError(
             f"device={device!r} has no policy table: use one of {', '.join(tabled_devices())}"
@@ -208,7 +211,7 @@ class _Diagnosis:
         self.parted = False
         if any(map(self.may_part, self.plain.values)):
             followed, self.exact = self.exact, {}
-            runs.plain(written=bool(self.watch.written), exact=self.exact)
+            self.refuse_another(runs.plain(written=bool(self.watch.written), exact=self.exact))
             self.parted = any(self.parts(name, exact) for name, exact in followed.items())
 
     def result(self, device: str) -> PrecisionResult:
@@ -246,6 +249,18 @@ class _Diagnosis:
             raise CheckError(
                 f"{device} cannot be simulated: the CPU has no kernel for {subject.name}: {error}"
             ) from error
+
+    def refuse_another(self, again: Seen) -> None:
+        """Raise `CheckError` if a second run in float32 came to something else than the first."""
+        for name, value in again.values.items():
+            plain = self.plain.values.get(name)
+            if plain is None or plain.shape != value.shape or not is_compared(value):
+                continue
+            if (
+                digits_of(error_of(value, plain.to(WIDE.get(plain.dtype, torch.float64)))[0])
+                < _HALF
+            ):
+                raise CheckError(f"{name} is another in each call, without autocast too. {REPEAT}")
 
     # -- values -----------------------------------------------------------------------------------
 
