@@ -12,7 +12,9 @@ Honest: a plain loop computes the same digits, from a model in float64 and one u
 torch's own on the CPU, that of the reference for a simulated device. A harm that it does not
 confirm is false. The exit code is 1 if there is one. With `--planted`, a statement of
 tests/precision/kinds.py is put behind a layer. It is named if it is among the first three places of
-`PrecisionResult.culprits`. The exit code is 1 unless 38 are.
+`PrecisionResult.culprits`. The exit code is 1 unless 38 are. With `--pasted`, the code that a
+remedy of an honest model prints has run before the plain loop, which must find the digits asked for
+in each value that was harmed.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from torch.utils._pytree import tree_map
 
 from amp_fuzz.backends.reference import Numerics, reference_on_cpu
 from amp_fuzz.interfaces.check.call import outputs_of
+from amp_fuzz.interfaces.check.redirect import contexts_of
 from amp_fuzz.interfaces.precision import precision
 from amp_fuzz.interfaces.precision.result import digits_in, digits_of
 from amp_fuzz.reference import load_table
@@ -47,6 +50,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 DEVICES = ("cpu", "cuda")
 FILE = Path(__file__).with_suffix(".json")
 FIRST = 3
+SEARCH = 20  # seconds, for a remedy whose code is run
 
 LAYERS: Mapping[str, Sequence[str]] = {
     "gpt2": ["transformer.h.0.mlp", "transformer.h.1.mlp"],
@@ -117,10 +121,11 @@ def loss_of(result: Any) -> Tensor:
 
 
 def computed(
-    name: str, dtype: torch.dtype | None, device: str, wide: bool = False
+    name: str, dtype: torch.dtype | None, device: str, wide: bool = False, code: str = ""
 ) -> dict[str, Tensor]:
-    """Return the outputs and gradients of a model, by name: in a plain loop."""
+    """Return the outputs and gradients of a model, by name: in a plain loop. code: run before."""
     model, args, kwargs = made(name)
+    exec(code, {"model": model, "torch": torch})
     if wide:
         if hasattr(model, "set_experts_implementation"):  # a grouped product has no float64
             model.set_experts_implementation("eager")  # type: ignore[operator]
@@ -132,6 +137,7 @@ def computed(
         elif dtype is not None:
             runtime = reference_on_cpu(device, load_table(device), Numerics()).runtime
             stack.enter_context(runtime.scope())
+            stack.enter_context(contexts_of(runtime.autocast, asked=True))  # those of the code
             stack.enter_context(runtime.autocast(device, dtype=dtype))
         result = model(*args, **kwargs)
     loss_of(result).backward()
@@ -187,6 +193,28 @@ def honest(name: str, check: str) -> Row:
     }
 
 
+def pasted(name: str, check: str) -> Row:
+    """Return the row of an honest model that is harmed, once its remedy's code has run."""
+    device, dtype = check.split(", ")
+    model, args, kwargs = made(name)
+    options: dict[str, Any] = {"kwargs": kwargs, "autocast": DTYPES[dtype], "device": device}
+    result = precision(model, *args, loss=loss_of, seconds=SEARCH, **options)
+    remedy = result.remedy
+    row: Row = {"verdict": result.verdict, "harmed": len(result.harmed)}
+    if remedy is None or not remedy.modules:
+        return {**row, "remedy": None if remedy is None else remedy.dtype or f"{remedy.scale:g}"}
+    exact = computed(name, None, device, wide=True)
+    low = computed(name, DTYPES[dtype], device, code=remedy.code)
+    left = {v.name: round(digits(low[v.name], exact[v.name]), 2) for v in result.harmed}
+    return {
+        **row,
+        "remedy": f"{len(remedy.modules)} modules, {remedy.proof}",
+        "asked": round(result.digits, 3),
+        "false": {n: found for n, found in left.items() if found < result.digits},
+        "worst": min(left.items(), key=lambda item: item[1]),
+    }
+
+
 # -- planted harms --------------------------------------------------------------------------------
 
 
@@ -235,7 +263,7 @@ def serve(name: str, kind: str, checks: Sequence[str]) -> None:
     ARCHITECTURES[name].model()  # what is imported for the first model draws numbers too
     for check in checks:
         try:
-            row = honest(name, check) if kind == "honest" else harmed(name, check)
+            row = {"honest": honest, "planted": harmed, "pasted": pasted}[kind](name, check)
         except Exception as error:  # an exception is a result here
             row = {"verdict": f"{type(error).__name__}: {error}", "right": False}
         print("row", json.dumps([check, row]), flush=True)
@@ -255,13 +283,13 @@ def apart(name: str, kind: str, checks: Sequence[str], rows: Row, output: Path, 
                 print(name, check, json.dumps(row), flush=True)
 
 
-def table(data: Row) -> str:
-    """Return the honest diagnoses as a table, in Markdown."""
+def table(data: Row, kind: str) -> str:
+    """Return the diagnoses of honest models, or what their remedies do, as a table, in Markdown."""
     lines = [
         "| model | context | verdict | harmed | false | seconds |",
         "|---|---|---|---|---|---:|",
     ]
-    for name, rows in data["honest"].items():
+    for name, rows in data[kind].items():
         for check, row in rows.items():
             share = f"{row.get('harmed')} of {row.get('values')}"
             false = len(row.get("false", ()))
@@ -286,6 +314,7 @@ def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--models", default=",".join(ARCHITECTURES))
     parser.add_argument("--planted", action="store_true")
+    parser.add_argument("--pasted", action="store_true")
     parser.add_argument("--again", action="store_true", help="make checks that the file has again")
     parser.add_argument("--output", type=Path, default=FILE)
     parser.add_argument("--serve", help="(a process of its own)")
@@ -295,14 +324,22 @@ def main() -> int:
     if given.serve:
         serve(given.serve, given.kind, given.checks)
         return 0
-    data = {"torch": torch.__version__, "honest": {}, "planted": {}, **read(given.output)}
-    kind = "planted" if given.planted else "honest"
+    data = {
+        "torch": torch.__version__,
+        "honest": {},
+        "planted": {},
+        "pasted": {},
+        **read(given.output),
+    }
+    kind = "planted" if given.planted else "pasted" if given.pasted else "honest"
     harms = planted()
     wanted: list[Row] = []
     for name in given.models.split(","):
         checks = [f"{device}, {dtype}" for device in DEVICES for dtype in DTYPES]
         if given.planted:
             checks = [f"{harm} behind {layer}" for harm, layer in harms.get(name, ())]
+        if given.pasted:
+            checks = [c for c in checks if data["honest"].get(name, {}).get(c, {}).get("harmed")]
         rows = data[kind].setdefault(name, {}) if checks else {}
         todo = [check for check in checks if given.again or check not in rows]
         if todo:
@@ -310,7 +347,7 @@ def main() -> int:
         wanted += [
             rows.get(check, {"verdict": "the process ended", "false": 1}) for check in checks
         ]
-    print(planted_table(data) if given.planted else table(data))
+    print(planted_table(data) if given.planted else table(data, kind))
     if given.planted:
         good = sum(bool(row.get("right")) for row in wanted)
         print(f"{good} of {len(wanted)} named among the first {FIRST}")
