@@ -149,3 +149,13 @@ def test_a_callable_that_is_another_in_each_call_is_refused() -> None:
 def test_a_device_may_have_a_number() -> None:
     result = precision(torch.nn.Linear(2, 2), torch.ones(1, 2), device=torch.device("cpu", 0))
     assert result.device == "cpu"
+
+
+def test_a_value_near_to_what_is_asked_is_judged_with_the_kernels_of_torch() -> None:
+    a, b = waves(64, 300), waves(300, 64)
+    exact = a.double() @ b.double()
+    with torch.autocast("cpu", dtype=BF16):
+        off = ((a @ b).double() - exact).norm() / exact.norm()
+    found = precision(torch.matmul, a, b, digits=float(-off.log10()), seconds=0).values[0]
+    assert found.digits == pytest.approx(float(-off.log10()), rel=1e-6)
+    assert not found.harm or found.digits < -off.log10()

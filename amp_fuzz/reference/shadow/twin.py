@@ -403,12 +403,15 @@ class Redraw(dispatch.Mode):
     """Let a block run as it did in a `Twin`, without exact copies: its draws and its products.
 
     A run in another dtype draws other numbers from the same seed. drawn: see `Twin`. An op that
-    draws another kind, or another shape, draws for itself, and so do all after it.
+    draws another kind, or another shape, draws for itself, and so do all after it. native: whether
+    products are those of torch's own kernels of 16 bits, which may add in another order.
     """
 
-    def __init__(self, drawn: Sequence[tuple[Any, list[torch.Tensor]]]) -> None:
+    def __init__(
+        self, drawn: Sequence[tuple[Any, list[torch.Tensor]]], *, native: bool = False
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._drawn = list(reversed(drawn))
+        self._drawn, self._native = list(reversed(drawn)), native
 
     def __torch_dispatch__(
         self,
@@ -419,7 +422,7 @@ class Redraw(dispatch.Mode):
     ) -> Any:
         """Run an op, and replace what it drew."""
         kwargs = kwargs or {}
-        if func in _PRODUCTS:
+        if func in _PRODUCTS and not self._native:
             tensors = tensors_in((args, kwargs))
             single = _single_product(func, args, kwargs, tensors)
             if single is not None:
