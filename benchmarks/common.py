@@ -7,6 +7,9 @@ import fnmatch
 import json
 import os
 import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -74,6 +77,28 @@ def commit(checkout: Path = ROOT) -> str:
 def cpu_seconds() -> float:
     """Return the CPU seconds of this process and of those that it started and awaited."""
     return sum(os.times()[:4])
+
+
+def rows_apart(
+    script: str, name: str, kind: str, checks: Sequence[str]
+) -> Iterator[tuple[str, Row]]:
+    """Yield each check of one model and its row, from a process that a script starts of itself.
+
+    The script prints ``row``, then both as JSON. A death of the process loses the check under way.
+    """
+    command = [sys.executable, script, f"--serve={name}", f"--kind={kind}", *checks]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    left = list(checks)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("row "):
+                check, row = json.loads(line.removeprefix("row "))
+                left.remove(check)
+                yield check, row
+    if left:
+        said = f"the process ended with {process.returncode}"
+        yield left[0], {"verdict": said, "right": False}
 
 
 def named(name: str, globs: str) -> bool:

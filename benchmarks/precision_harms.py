@@ -21,8 +21,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -43,7 +41,7 @@ from amp_fuzz.interfaces.precision import precision
 from amp_fuzz.interfaces.precision.result import digits_in, digits_of
 from amp_fuzz.reference import load_table
 from benchmarks.architectures import ARCHITECTURES
-from benchmarks.common import Row, arguments, read, write
+from benchmarks.common import Row, arguments, read, rows_apart, write
 from tests.precision.kinds import KINDS, harmful_lines
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -269,20 +267,6 @@ def serve(name: str, kind: str, checks: Sequence[str]) -> None:
         print("row", json.dumps([check, row]), flush=True)
 
 
-def apart(name: str, kind: str, checks: Sequence[str], rows: Row, output: Path, all_: Row) -> None:
-    """Make checks of one model in a process of its own."""
-    command = [sys.executable, __file__, f"--serve={name}", f"--kind={kind}", *checks]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("row "):
-                check, row = json.loads(line.removeprefix("row "))
-                rows[check] = row
-                write(output, all_)
-                print(name, check, json.dumps(row), flush=True)
-
-
 def table(data: Row, kind: str) -> str:
     """Return the diagnoses of honest models, or what their remedies do, as a table, in Markdown."""
     lines = [
@@ -342,8 +326,10 @@ def main() -> int:
             checks = [c for c in checks if data["honest"].get(name, {}).get(c, {}).get("harmed")]
         rows = data[kind].setdefault(name, {}) if checks else {}
         todo = [check for check in checks if given.again or check not in rows]
-        if todo:
-            apart(name, kind, todo, rows, given.output, data)
+        for check, row in rows_apart(__file__, name, kind, todo) if todo else ():
+            rows[check] = row
+            write(given.output, data)
+            print(name, check, json.dumps(row), flush=True)
         wanted += [
             rows.get(check, {"verdict": "the process ended", "false": 1}) for check in checks
         ]

@@ -15,9 +15,7 @@ arguments are not cast, or its weight is the cast of an older one.
 from __future__ import annotations
 
 import json
-import os
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +31,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import amp_fuzz
 from benchmarks.architectures import ARCHITECTURES
-from benchmarks.common import Row, arguments, read, write
+from benchmarks.common import Row, arguments, read, rows_apart, write
 from tests.check.faults import Broken
 from tests.faults.wrapper import KEYSET, Kernel, Wrapper, installed
 
@@ -231,29 +229,6 @@ def serve(name: str, kind: str, checks: Sequence[str]) -> None:
         print("row", json.dumps([check, run(name, check)]), flush=True)
 
 
-def apart(name: str, kind: str, checks: Sequence[str], rows: Row, output: Path, all_: Row) -> None:
-    """Make checks of one model in a process of its own. Its death loses the check that it made."""
-    command = [sys.executable, __file__, f"--serve={name}", f"--kind={kind}", *checks]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    left = list(checks)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if not line.startswith("row "):
-                continue
-            check, row = json.loads(line.removeprefix("row "))
-            left.remove(check)
-            rows[check] = row
-            write(output, all_)
-            print(name, check, row.get("verdict", row.get("named")), row.get("seconds"), flush=True)
-    if left:
-        rows[left[0]] = {"verdict": f"the process ended with {process.returncode}", "right": False}
-        write(output, all_)
-        print(name, left[0], rows[left[0]]["verdict"], flush=True)
-        if left[1:]:
-            apart(name, kind, left[1:], rows, output, all_)
-
-
 def table(data: Row) -> str:
     """Return the honest checks as a table, in Markdown: the verdict, and what each took."""
     lines = ["| model | backend | bfloat16 | float16 | seconds | CPU seconds | characters |"]
@@ -306,8 +281,10 @@ def main() -> int:
         checks = list(FAULTS) if given.faults else asked(name, given.backends.split(","))
         rows = data[kind].setdefault(name, {})
         todo = [check for check in checks if given.again or check not in rows]
-        if todo:
-            apart(name, kind, todo, rows, given.output, data)
+        for check, row in rows_apart(__file__, name, kind, todo) if todo else ():
+            rows[check] = row
+            write(given.output, data)
+            print(name, check, row.get("verdict", row.get("named")), row.get("seconds"), flush=True)
         wanted += [rows[check] for check in checks]
     print(faults_table(data) if given.faults else table(data))
     good = [

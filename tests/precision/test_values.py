@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from amp_fuzz.interfaces.check.subject import CheckError
 from amp_fuzz.interfaces.precision import precision
+from amp_fuzz.interfaces.precision.runs import Runs, Seen
 
 BF16, F16 = torch.bfloat16, torch.float16
 
@@ -159,3 +160,30 @@ def test_a_value_near_to_what_is_asked_is_judged_with_the_kernels_of_torch() -> 
     found = precision(torch.matmul, a, b, digits=float(-off.log10()), seconds=0).values[0]
     assert found.digits == pytest.approx(float(-off.log10()), rel=1e-6)
     assert not found.harm or found.digits < -off.log10()
+
+
+def test_noise_that_is_another_in_each_call_is_no_other_result() -> None:
+    """Kernels of a GPU add in any order: what is 0 but for rounding differs from call to call."""
+    orders = iter(torch.arange(300).roll(7 * i) for i in range(100))
+
+    def noise(x: Tensor) -> Tensor:
+        h = x.sin().square() + x.cos().square() - 1 + 1e-9 * x
+        return (h[next(orders)].cumsum(0)[-1] * (x @ x)).sum()
+
+    assert precision(noise, waves(300), seconds=0, backward=False).verdict == "harmless"
+
+
+def test_a_product_without_a_kernel_of_16_bits_is_judged_by_one_of_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b = waves(64, 300), waves(300, 64)
+    first = precision(torch.matmul, a, b, seconds=0).values[0].digits
+    run = Runs.tried
+
+    def tried(self: Runs, *args: Any, **kwargs: Any) -> Seen:
+        return Seen(raised=RuntimeError("no kernel")) if self.native else run(self, *args, **kwargs)
+
+    monkeypatch.setattr(Runs, "tried", tried)
+    found = precision(torch.matmul, a, b, digits=first + 0.01, seconds=1)
+    assert found.verdict == "loses digits"
+    assert found.values[0].digits == first

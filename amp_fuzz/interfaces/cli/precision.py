@@ -49,7 +49,7 @@ __all__ = ["precision"]
 )
 @click.option(
     "--seed",
-    type=click.IntRange(0),
+    type=click.IntRange(0, 2**32 - 1),
     metavar="N",
     default=0,
     show_default=True,

@@ -14,7 +14,7 @@ import torch
 
 from amp_fuzz.interfaces.precision.pasting import grouped
 from amp_fuzz.interfaces.precision.remedy import Proof
-from amp_fuzz.interfaces.precision.sites import Place, is_library
+from amp_fuzz.interfaces.precision.sites import Place
 from amp_fuzz.interfaces.precision.watch import Event
 from amp_fuzz.records.outputs import write_whole
 from amp_fuzz.reports.printable import clean, plural
@@ -368,8 +368,3 @@ def remedies(result: PrecisionResult) -> list[str]:
     return [
         f"{'Or ' if i else ''}{t[0].lower() if i else t[0]}{t[1:]}" for i, t in enumerate(texts)
     ]
-
-
-def is_own(place: Place) -> bool:
-    """Return whether a statement is in a file of the user's own, which can be changed."""
-    return bool(place.file) and not is_library(place.file)

@@ -50,6 +50,11 @@ class Place:
         return f"{Path(self.file).name}:{self.line}" if self.file else ""
 
     @property
+    def is_own(self) -> bool:
+        """Whether it is in a file of the user's own, which can be changed."""
+        return bool(self.file) and not is_library(self.file)
+
+    @property
     def text(self) -> str:
         """``model.py:12 (encoder.norm)``: what reports call it."""
         if not self.short:

@@ -280,7 +280,7 @@ class Watch:
     def _constant(
         self, step: Step, t: torch.Tensor, exact: torch.Tensor, place: Place, name: str
     ) -> None:
-        """Tell of a number in the code that is 0 or infinite in 16 bits, if a result is so too."""
+        """Tell of a number in the code that is 0 in 16 bits, if a result is so too."""
         for value in (*step.args, *step.kwargs.values()):
             if isinstance(value, bool) or not isinstance(value, int | float) or value == 0:
                 continue

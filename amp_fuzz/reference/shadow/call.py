@@ -30,7 +30,7 @@ from amp_fuzz.reference.shadow.ops import (
     UPDATING,
 )
 from amp_fuzz.reference.shadow.products import factors
-from amp_fuzz.reference.shadow.schemas import bound, draws
+from amp_fuzz.reference.shadow.schemas import bound, draws, targets_of
 
 __all__ = ["Call", "Facts", "facts_of"]
 
@@ -116,7 +116,7 @@ class Call:
         copies = func in (_aten.clone.default, _aten._to_copy.default)
         copies = copies and kwargs.get("memory_format") in (None, torch.preserve_format)
         self.elementwise = bool(self.tensors) and (facts.batched or copies)
-        self.targets = self._targets(func._schema) if facts.writes else []
+        self.targets = targets_of(func, args, kwargs) if facts.writes else []
         self.follows = all(is_plain(t) for t in self.tensors)
 
     def _narrow(self) -> float:
@@ -184,25 +184,6 @@ class Call:
         if given.get("eps"):
             return 1 / math.sqrt(given["eps"])
         return max([1.0, *(float(t.detach().nan_to_num().abs().amax()) for t in sizes)])
-
-    def _targets(self, schema: Any) -> list[int]:
-        """Return the numbers, among the tensors, of those that the op writes.
-
-        By position: an argument that is also read elsewhere (``x.mul_(x)``) is written here only.
-        """
-        names = [parameter.name for parameter in schema.arguments]
-        writes = {p.name for p in schema.arguments if p.alias_info and p.alias_info.is_write}
-        given = [*zip(names, self.args, strict=False), *self.kwargs.items()]
-        if self.func in UPDATING and dict(given).get("training"):
-            writes |= {"running_mean", "running_var"}
-        found: list[int] = []
-        number = 0
-        for name, argument in given:
-            count = len(tensors_in(argument))
-            if name in writes:
-                found += range(number, number + count)
-            number += count
-        return found
 
     def on(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run the op on other tensors and return what `written` returns, as new tensors."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,14 +79,16 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return []
 
 
-def with_tensors(tree: Any, turn: Iterator[torch.Tensor]) -> Any:
-    """Return an argument with other tensors, and with wide dtypes."""
+def with_tensors(
+    tree: Any, turn: Iterator[torch.Tensor], dtypes: Mapping[torch.dtype, torch.dtype] = WIDE
+) -> Any:
+    """Return an argument with other tensors, and with other dtypes: wide ones by default."""
     if isinstance(tree, torch.Tensor):
         return next(turn)
     if isinstance(tree, (tuple, list)):
-        return [with_tensors(part, turn) for part in tree]
+        return [with_tensors(part, turn, dtypes) for part in tree]
     if isinstance(tree, torch.dtype):
-        return WIDE.get(tree, tree)
+        return dtypes.get(tree, tree)
     return tree
 
 

@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["bound", "draws"]
+from amp_fuzz.reference.shadow.copies import tensors_in
+from amp_fuzz.reference.shadow.ops import UPDATING
+
+__all__ = ["bound", "draws", "targets_of"]
 
 
 def bound(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,3 +33,23 @@ def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         return False
     chances = [given.get(name) for name in ("p", "dropout_p", "dropout")]  # or a tensor of them
     return not any(isinstance(chance, int | float) and chance == 0 for chance in chances)
+
+
+def targets_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int]:
+    """Return the numbers, among the tensors of a call, of those that the op writes.
+
+    By position: an argument that is also read elsewhere (``x.mul_(x)``) is written here only.
+    """
+    arguments = func._schema.arguments
+    writes = {a.name for a in arguments if a.alias_info and a.alias_info.is_write}
+    given = [*zip([a.name for a in arguments], args, strict=False), *kwargs.items()]
+    if func in UPDATING and dict(given).get("training"):
+        writes |= {"running_mean", "running_var"}
+    found: list[int] = []
+    number = 0
+    for name, argument in given:
+        count = len(tensors_in(argument))
+        if name in writes:
+            found += range(number, number + count)
+        number += count
+    return found

@@ -12,7 +12,7 @@ view of the one is the same view of the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,7 @@ from amp_fuzz.reference.shadow.copies import (
     with_tensors,
 )
 from amp_fuzz.reference.shadow.exact import EXACT
-from amp_fuzz.reference.shadow.schemas import bound, draws
+from amp_fuzz.reference.shadow.schemas import bound, draws, targets_of
 from amp_fuzz.reference.shadow.written import SIXTEEN
 
 __all__ = ["Redraw", "Step", "Twin", "TwinError", "is_followed"]
@@ -276,7 +276,7 @@ class Twin(dispatch.Mode):
         if not all(map(is_followed, tensors)):
             with dispatch.kept():
                 return func(*args, **kwargs)
-        targets = _targets_of(func, args, kwargs, facts)
+        targets = targets_of(func, args, kwargs) if facts.writes else []
         before = self._before(tensors, targets) if targets else []
         single = _single_product(func, args, kwargs, tensors)
         if single is None:
@@ -394,7 +394,7 @@ class Twin(dispatch.Mode):
         self.drawn.append((func, [t.clone() for t in all_made]))
         name = func._schema.name.removeprefix("aten::")
         depends = any(exact is not None for _, exact in before) and name not in _CHANCES
-        if results and depends and not _targets_of(func, args, kwargs, facts_of(func)):
+        if results and depends and not targets_of(func, args, kwargs):
             return None
         return [_wide(t) for t in results]
 
@@ -433,7 +433,7 @@ class Redraw(dispatch.Mode):
         if not (facts.draws and self._drawn and draws(func, args, kwargs)):
             return out
         tensors = tensors_in((args, kwargs))
-        targets = _targets_of(func, args, kwargs, facts)
+        targets = targets_of(func, args, kwargs) if facts.writes else []
         ids = {id(tensors[i]) for i in targets}
         made = [t for t in tensors_in(out) if id(t) not in ids] + [tensors[i] for i in targets]
         dropout = func is _aten.native_dropout.default
@@ -531,27 +531,6 @@ def _elements(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().nbytes() // tensor.element_size()
 
 
-def _targets_of(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], facts: Facts
-) -> list[int]:
-    """Return the numbers, among the tensors, of those that an op writes."""
-    if not facts.writes:
-        return []
-    arguments = func._schema.arguments
-    given = [*zip([a.name for a in arguments], args, strict=False), *kwargs.items()]
-    writes = {a.name for a in arguments if a.alias_info and a.alias_info.is_write}
-    if not writes and dict(given).get("training"):  # the statistics of a batch norm
-        writes = {"running_mean", "running_var"}
-    found: list[int] = []
-    number = 0
-    for name, argument in given:
-        count = len(tensors_in(argument))
-        if name in writes:
-            found += range(number, number + count)
-        number += count
-    return found
-
-
 def _run(
     func: Any,
     args: tuple[Any, ...],
@@ -564,7 +543,7 @@ def _run(
     All are new. None: no kernel takes the tensors, not those of float32 either.
     """
     facts = facts_of(func)
-    targets = _targets_of(func, args, kwargs, facts)
+    targets = targets_of(func, args, kwargs) if facts.writes else []
     tensors = [t.clone() if i in targets else t for i, t in enumerate(tensors)]
     if facts.pointwise and not facts.moves and not any(t.dtype in WIDE for t in tensors):
         tensors = [_to(t, torch.float64) for t in tensors]  # a quotient of integers
@@ -598,8 +577,9 @@ def _called(
     turn = iter(tensors)
     wide = any(t.dtype in (torch.float64, torch.complex128) for t in tensors)
     wide = wide or not any(t.dtype in WIDE for t in tensors)
-    own = [_argument(a, turn, wide) for a in args]
-    named = {name: _argument(a, turn, wide) for name, a in kwargs.items()}
+    dtypes = WIDE if wide else {dtype: _SINGLE[found] for dtype, found in WIDE.items()}
+    own = [with_tensors(a, turn, dtypes) for a in args]
+    named = {name: with_tensors(a, turn, dtypes) for name, a in kwargs.items()}
     if not tensors and results and "dtype" in {a.name for a in func._schema.arguments}:
         named["dtype"] = WIDE[results[0].dtype]
     if named.get("half_to_float") or (func in _HALF_TO_FLOAT and len(own) > 2 and own[2]):
@@ -609,17 +589,6 @@ def _called(
 
 
 _HALF_TO_FLOAT = (_aten._softmax.default, _aten._log_softmax.default)
-
-
-def _argument(tree: Any, turn: Iterator[torch.Tensor], wide: bool) -> Any:
-    if isinstance(tree, torch.Tensor):
-        return next(turn)
-    if isinstance(tree, (tuple, list)):
-        return [_argument(part, turn, wide) for part in tree]
-    if isinstance(tree, torch.dtype):
-        found = WIDE.get(tree, tree)
-        return found if wide or found is tree else _SINGLE[found]
-    return tree
 
 
 _SINGLE = {torch.float64: torch.float32, torch.complex128: torch.complex64}
