@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -79,9 +80,13 @@ def forked_devices() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def same_numbers() -> None:
-    """Have each test draw the numbers that it draws anywhere, alone or after others."""
+def same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each test draw the numbers that it draws anywhere, alone or after others.
+
+    A command without a seed draws one: that too, in this process and its forks.
+    """
     torch.manual_seed(0)
+    monkeypatch.setattr(secrets, "randbelow", lambda limit: 1)
 
 
 @pytest.fixture(scope="session")
