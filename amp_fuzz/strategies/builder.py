@@ -60,7 +60,8 @@ _TRAITS = (12, 6, 8, 40, 40, 256)  # the number of options for each of `_Traits`
 class Palette:
     """What a program draws its inputs from: dtypes, value domains, layouts.
 
-    `mixes` lets ops that need one dtype meet several, where no policy casts for them. With
+    `sizes` are those of dimensions; a shape of more than `most` elements gets dimensions of at most
+    `least`. `mixes` lets ops that need one dtype meet several, where no policy casts for them. With
     `chains`, most calls begin with the last result that they accept. `plain` of eight inputs are
     not leaves that require grad.
     """
@@ -71,6 +72,9 @@ class Palette:
     mixes: bool = False
     chains: bool = False
     plain: int = 7
+    sizes: tuple[int, ...] = _DIMS
+    most: int = 4096
+    least: int = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,11 +244,13 @@ class ProgramBuilder:
 
     def dim(self) -> builtins.int:
         """Draw the size of a dimension."""
-        return _DIMS[integer(self.source, len(_DIMS))]
+        sizes = self.palette.sizes
+        return sizes[integer(self.source, len(sizes))]
 
     def shape(self, low: builtins.int = 0, high: builtins.int = 3, *, empty: bool = True) -> Shape:
         """Draw a shape."""
-        return _shape(self.digits(*_shape_sizes(low, high)), low, high, empty=empty)
+        drawn = self.digits(*_shape_sizes(low, high))
+        return _shape(drawn, low, high, self.palette, empty=empty)
 
     def scalar(self, kind: Literal["float", "int"] = "float") -> Any:
         """Draw a Python number."""
@@ -429,7 +435,7 @@ class ProgramBuilder:
         n = len(_TRAITS)
         if self._leads():
             low = max(low, min(1, high))  # an extreme or a sum of one element tests nothing
-        return _Traits(_shape(drawn[n:], low, high, empty=empty), *drawn[:n])
+        return _Traits(_shape(drawn[n:], low, high, self.palette, empty=empty), *drawn[:n])
 
     def _dtype(self, kind: Kind, i: builtins.int, *, plain: bool = False) -> str:
         """Choose a dtype by number, 0 to 11; `plain` prefers float32, the dtype of weights."""
@@ -484,15 +490,16 @@ def _shape_sizes(low: int, high: int) -> list[int]:
     return [high - low + 1, 24, *[len(_DIMS)] * high]
 
 
-def _shape(drawn: Sequence[int], low: int, high: int, *, empty: bool) -> Shape:
+def _shape(drawn: Sequence[int], low: int, high: int, palette: Palette, *, empty: bool) -> Shape:
     """Return the shape for choices of `_shape_sizes`."""
     how, none, *dims = drawn
     rank = _near(how, 2 - low, high - low) + low
-    shape = tuple(_DIMS[i] for i in dims[:rank])
+    sizes = palette.sizes
+    shape = tuple(sizes[i % len(sizes)] for i in dims[:rank])
     if empty and rank and none == 23:
         i = sum(dims) % rank
         shape = (*shape[:i], 0, *shape[i + 1 :])
-    return shape if _size(shape) <= 4096 else tuple(min(s, 4) for s in shape)
+    return shape if _size(shape) <= palette.most else tuple(min(s, palette.least) for s in shape)
 
 
 def _near(i: int, first: int, high: int) -> int:
