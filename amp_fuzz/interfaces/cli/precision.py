@@ -16,7 +16,7 @@ import click
 from amp_fuzz.interfaces.cli.common import Exit, Stopped, command_line, say
 from amp_fuzz.records.outputs import write_whole
 
-__all__ = ["precision"]
+__all__ = ["made_by", "precision", "progress_bar", "target_of"]
 
 
 @click.command(short_help="Say what autocast costs a model, and the least to exempt.")
@@ -79,14 +79,14 @@ def precision(
     Exit codes: 0 autocast is harmless; 1 it is not, or it casts nothing; 2 the file or the model
     cannot be used.
     """
-    path, name = _target(target)
+    path, name = target_of(target)
     import torch
 
     import amp_fuzz
 
     torch.manual_seed(seed)
-    function, *inputs = _made(path, name)
-    with _progress() as progress:
+    function, *inputs = made_by(path, name)
+    with progress_bar() as progress:
         try:
             result = amp_fuzz.precision(
                 function,
@@ -113,7 +113,7 @@ def precision(
     return Exit.OK if result.ok else Exit.DIVERGED
 
 
-def _target(target: str) -> tuple[Path, str]:
+def target_of(target: str) -> tuple[Path, str]:
     """Return the file and the name of the function in it."""
     file, _, name = target.rpartition(":")
     path = Path(file)
@@ -125,7 +125,7 @@ def _target(target: str) -> tuple[Path, str]:
     return path, name
 
 
-def _made(path: Path, name: str) -> tuple[Any, ...]:
+def made_by(path: Path, name: str) -> tuple[Any, ...]:
     """Return what the user's function returns: a callable and its inputs."""
     module = _called(path, lambda: _imported(path), "cannot be imported")
     make = getattr(module, name, None)
@@ -179,7 +179,7 @@ def _first(text: str) -> str:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str, float], None]]:
+def progress_bar() -> Iterator[Callable[[str, float], None]]:
     """Show in a terminal what is being done, with a bar of the time for the search."""
     if not sys.stderr.isatty():
         yield lambda text, share: None

@@ -220,9 +220,7 @@ class _Call:
             leaves = [t.double() if wide and t.is_floating_point() else t.detach() for t in given]
             written = self._written()
             leaves = [t.clone() if i in written else t for i, t in enumerate(leaves)]
-            floats = [
-                t for i, t in enumerate(leaves) if t.is_floating_point() and i not in written
-            ]
+            floats = [t for i, t in enumerate(leaves) if t.is_floating_point() and i not in written]
             for t in floats:
                 t.requires_grad_(self.derives)
             turn = iter(t.to(dtype) if dtype and t.is_floating_point() else t for t in leaves)

@@ -27,7 +27,7 @@ ARRIVALS: tuple[Arrival, ...] = ("float32", "16 bits")
 MARGIN = 0.5
 """Digits below those of the dtype at which an op counts as losing more than a rounding does."""
 _FEWEST = 5
-"""Calls below which nothing is said of an op."""
+"""Drawn calls below which nothing is said of an op."""
 
 
 def full(dtype: str) -> float:
@@ -71,6 +71,11 @@ class Tally:
         """Return the digits below which this share of the calls is, of the worse of both kinds."""
         found = [_quantile(some, share) for some in (self.results, self.gradients) if some]
         return min(found, default=None)
+
+    def amplifies(self, dtype: str) -> bool:
+        """Return whether more than roundings to a dtype is lost in a tenth of the calls."""
+        digits = self.digits(0.1)
+        return digits is not None and digits < full(dtype) - MARGIN
 
 
 def _quantile(counts: Counter[float], share: float) -> float:
@@ -139,16 +144,19 @@ class Costs:
 
     # -- what they say ----------------------------------------------------------------------------
 
-    def judged(self) -> list[str]:
+    def judged(self, fewest: int = _FEWEST) -> list[str]:
         """Return the ops with enough calls."""
-        return sorted(op for op in self.policies if self.calls[op] >= _FEWEST)
+        return sorted(op for op in self.policies if self.calls[op] >= fewest)
 
-    def way(self, op: str, device: str, dtype: str, arrival: Arrival) -> Tally | None:
-        """Return what a device's policy keeps; None: it raises, or was not measured."""
-        ways, policy = self.tallies[op], self.policies[op][device]
-        if not policy and (found := ways.get(Way(dtype, arrival, parts(device)))):
-            return found
-        return ways.get(Way(dtype, arrival, treatment(policy, arrival)))
+    def lowered(self, op: str, dtype: str, arrival: Arrival) -> Tally | None:
+        """Return what an op keeps if it is lowered."""
+        return self.tallies[op].get(Way(dtype, arrival, LOWER)) if op in self.tallies else None
+
+    def treated(self, op: str, device: str, way: tuple[str, Arrival]) -> str:
+        """Return how a device treats an op's calls, of a dtype and an arrival."""
+        policy, in_parts = self.policies[op][device], parts(device)
+        whole = policy or Way(*way, in_parts) not in self.tallies.get(op, ())
+        return treatment(policy, way[1]) if whole else in_parts
 
     def lowers(self, op: str) -> list[str]:
         """Return the devices that lower an op's float32 operands."""
@@ -161,16 +169,15 @@ class Costs:
 
     def amplifies(self, op: str, dtype: str, arrival: Arrival) -> bool:
         """Return whether the op, lowered, loses more than a rounding in a tenth of its calls."""
-        tally = self.tallies[op].get(Way(dtype, arrival, LOWER))
-        digits = None if tally is None else tally.digits(0.1)
-        return digits is not None and digits < full(dtype) - MARGIN
+        tally = self.lowered(op, dtype, arrival)
+        return tally is not None and tally.amplifies(dtype)
 
     def needless(self, op: str, dtype: str) -> bool:
         """Return whether the op, lowered, loses no more than a rounding in any call.
 
         Not if the CPU has no kernel of 16 bits for it.
         """
-        tallies = [self.tallies[op].get(Way(dtype, arrival, LOWER)) for arrival in ARRIVALS]
+        tallies = [self.lowered(op, dtype, arrival) for arrival in ARRIVALS]
         return all(
             t is not None
             and not (t.overflowed or t.vanished or t.emulated)
