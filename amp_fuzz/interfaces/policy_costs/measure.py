@@ -201,6 +201,7 @@ class _Call:
             return None
         with ExitStack() as stack:
             stack.enter_context(reference.under(reference.DOCUMENTED))
+            stack.enter_context(reference.autocast("cpu", enabled=False))  # in the backward pass
             log = stack.enter_context(reference.log_kernels())
             context = reference.autocast("cpu", low, table=replace(table, device="cpu"))
             try:
