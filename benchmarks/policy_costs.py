@@ -26,7 +26,7 @@ from benchmarks.common import Row, arguments, machine, read, rows_apart, write
 from benchmarks.precision_harms import loss_of, made
 
 FILE = Path(__file__).with_suffix(".json")
-DRAWS = 12
+DRAWS = 8
 SEEDS = ("0", "1", "2")
 
 

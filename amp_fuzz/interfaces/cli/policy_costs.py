@@ -34,7 +34,9 @@ def costs(
 
     if target is None or file is None:
         with progress_bar() as progress:
-            found = costs_of_draws(tables, draws=draws, seed=seed, progress=progress)
+            found = costs_of_draws(
+                tables, draws=draws, seed=seed, others=not devices, progress=progress
+            )
         view, what = View(drawn=found), f"drawn, {draws} an op, with seed {seed}"
     else:
         torch.manual_seed(seed)

@@ -182,17 +182,17 @@ def costs_of_draws(
     *,
     draws: int,
     seed: int,
+    others: bool = True,
     progress: Callable[[str, float], None] = lambda text, share: None,
 ) -> Costs:
     """Draw so many calls of each op that has a rule on a device, and judge each.
 
     A call stands at the end of a program of up to three statements in float32, of ordinary numbers:
     normal, or uniform in a range. Calls with an operand beyond 16 are drawn again. The programs
-    depend on the seed alone.
+    depend on the seed alone. others: whether ops without a rule are judged too.
     """
-    others = unlisted(tables)
-    recorder = _Recorder(tables, seed, others, _ORDINARY)
-    names = {*others, *recorder.costs.policies}
+    recorder = _Recorder(tables, seed, unlisted(tables) if others else frozenset(), _ORDINARY)
+    names = set(recorder.costs.policies)
     runtime = reference_on_cpu("cpu", recorder.table, Numerics()).runtime
     here = usable(CATALOGUE.values(), "cpu")
     ops = [(op, reached) for op in here if (reached := _reached(op) & names) and _forms(op)]

@@ -17,6 +17,7 @@ from amp_fuzz.policies.tables import PolicyTable
 from amp_fuzz.reference import dispatch
 from amp_fuzz.reference.shadow.copies import tensors_in, with_tensors
 from amp_fuzz.reference.shadow.once import Once
+from amp_fuzz.reference.shadow.written import SIXTEEN
 
 __all__ = ["DTYPES", "FLOAT32", "LOWER", "Arrival", "Kept", "Unjudged", "Way", "measured", "parts"]
 
@@ -89,7 +90,8 @@ def measured(
     Ops run on the CPU by `Once`. Raises `Unjudged`.
     """
     call = _Call(overload, args, kwargs, seed, cotangent)
-    call.check()
+    with dispatch.exclude():
+        call.check()
     single = None
     for name, dtype in DTYPES.items():
         for arrival in ("float32", "16 bits"):
@@ -104,7 +106,8 @@ def measured(
                 float32 = call.made(given, torch.float32)
             if arrival == "float32":
                 single = exact, float32
-            judged = [_judged(f, e) for f, e in zip(float32, exact, strict=True)]
+            with dispatch.exclude():  # nothing below is the callable's
+                judged = [_judged(f, e) for f, e in zip(float32, exact, strict=True)]
             if not any(judged[0]):
                 raise Unjudged("float32 keeps less than half of its digits")
             yield Way(name, arrival, FLOAT32), _kept(float32, exact, judged)
@@ -217,7 +220,11 @@ class _Call:
         context: AbstractContextManager[Any] | None = None,
     ) -> _Made:
         wide, once = dtype is torch.float64, Once()
-        with torch.inference_mode(False), torch.enable_grad(), once:
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            if dtype in SIXTEEN or context is not None:
+                stack.enter_context(once)
             leaves = [t.double() if wide and t.is_floating_point() else t.detach() for t in given]
             written = self._written()
             leaves = [t.clone() if i in written else t for i, t in enumerate(leaves)]
@@ -283,6 +290,11 @@ def _judged(
 
 def _kept(made: _Made, exact: _Made, judged: Sequence[Sequence[bool]]) -> Kept:
     """Return what a way keeps, among the values that are judged."""
+    with dispatch.exclude():
+        return _worst(made, exact, judged)
+
+
+def _worst(made: _Made, exact: _Made, judged: Sequence[Sequence[bool]]) -> Kept:
     overflowed = vanished = False
     worst: list[float | None] = []
     for values, exactly, says in zip(made, exact, judged, strict=True):
