@@ -1,8 +1,8 @@
-"""Write docs/evidence/honest.md from the results of the benchmarks of honest runs.
+"""Write docs/evidence/honest.md and policy-costs.md from the results of benchmarks.
 
     python docs/measured.py [--check]
 
---check writes nothing, and exits with 1 if the page is not what was measured.
+--check writes nothing, and exits with 1 if a page is not what was measured.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from amp_fuzz.interfaces.policy_costs import Costs
+from amp_fuzz.interfaces.policy_costs.view import View
+from amp_fuzz.interfaces.policy_costs.view import page as costs_page
+
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "evidence" / "honest.md"
+EVIDENCE = ROOT / "docs" / "evidence"
 
 TEXT = """\
 # Honest runs
@@ -54,22 +58,32 @@ Cases with a layer in an FP8 region, at most 6 statements. `benchmarks/fp8.py` w
 [your own device](../guide/your-device.md#what-was-measured) have theirs, and [models](models.md)
 those of `amp_fuzz.check`.
 """
+COSTS = """\
+# What a policy costs
+
+<!-- Written by `make pages` from benchmarks/policy_costs.json. -->
+
+TODO
+"""
 COLUMNS = ("backend", "cases", "agreed", "raised alike", "known", "not explained")
 
 
 def main() -> None:
-    """Write the page, or check it."""
+    """Write the pages, or check them."""
     check = "--check" in sys.argv[1:]
-    stale = PAGE.read_text() != page() if PAGE.exists() else True
-    if stale:
-        sys.stdout.write(f"{PAGE.relative_to(ROOT)}\n")
-        if not check:
-            PAGE.write_text(page())
+    stale = False
+    for path, write in PAGES.items():
+        text = write()
+        if not path.exists() or path.read_text() != text:
+            stale = True
+            sys.stdout.write(f"{path.relative_to(ROOT)}\n")
+            if not check:
+                path.write_text(text)
     sys.exit(1 if check and stale else 0)
 
 
-def page() -> str:
-    """Return the page."""
+def honest_runs() -> str:
+    """Return the page of honest runs."""
     honest = result("honest")
     versions = ", ".join(f"{name} {version}" for name, version in honest["versions"].items())
     return TEXT.format(
@@ -78,6 +92,25 @@ def page() -> str:
         compilers=table(COLUMNS, map(counts, honest["backends"].items())),
         custom=table(COLUMNS, map(counts, result("custom_functions")["backends"].items())),
         fp8=table(("backend", "recipe", *COLUMNS[1:]), layers()),
+    )
+
+
+def policy_costs() -> str:
+    """Return the page of what policies cost."""
+    found = result("policy_costs")
+    drawn, met = (Costs.from_dict(found[name]) for name in ("drawn", "met"))
+    view = View(drawn, met, found["seeds"])
+    return costs_page(
+        view,
+        COSTS.format(
+            torch=found["torch"],
+            machine=found["machine"],
+            draws=found["draws"],
+            seeds=len(found["seeds"]),
+            models=found["models"],
+            drawn=f"{drawn.calls.total():,}",
+            met=f"{met.calls.total():,}",
+        ),
     )
 
 
@@ -112,6 +145,8 @@ def table(columns: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
     lines = [columns, tuple("---:" if c in COLUMNS[1:] else "---" for c in columns), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
+
+PAGES = {EVIDENCE / "honest.md": honest_runs, EVIDENCE / "policy-costs.md": policy_costs}
 
 if __name__ == "__main__":
     main()
