@@ -4,8 +4,7 @@
     .venvs/models/bin/python benchmarks/policy_costs.py        # 25 real models, then three seeds
     .venvs/models/bin/python benchmarks/policy_costs.py --models=bert,vit --seeds=
 
-Each model, and each seed of drawn programs, has a process of its own; those that
-benchmarks/policy_costs.json has are not made again (`--again`). The models are those of
+What is in build/policy_costs is not measured again (`--again`). The models are those of
 benchmarks/real_models.py, without dropout. Their forward and backward passes run in float32.
 """
 
@@ -30,13 +29,13 @@ DRAWS = 8
 SEEDS = ("0", "1", "2")
 
 
-def measured(name: str, kind: str, seed: int) -> Row:
-    """Return the costs of a model, or of drawn programs."""
+def measured(kind: str, name: str) -> Row:
+    """Return the costs of a model, or of programs drawn from a seed."""
     tables = {device: load_table(device) for device in DEVICES}
     if kind == "drawn":
-        return costs_of_draws(tables, draws=DRAWS, seed=seed).as_dict()
+        return costs_of_draws(tables, draws=DRAWS, seed=int(name)).as_dict()
     model, args, kwargs = made(name)
-    return costs_of_callable(tables, model, args, kwargs, seed=seed, loss=loss_of).as_dict()
+    return costs_of_callable(tables, model, args, kwargs, seed=0, loss=loss_of).as_dict()
 
 
 def merged(rows: list[Row]) -> Row:
@@ -55,32 +54,26 @@ def main() -> int:
     parser.add_argument("--parts", type=Path, default=Path("build/policy_costs"))
     parser.add_argument("--output", type=Path, default=FILE)
     parser.add_argument("--serve", help="(a process of its own)")
-    parser.add_argument("--kind", default="model", help="(a process of its own)")
+    parser.add_argument("--kind", help="(a process of its own)")
     parser.add_argument("checks", nargs="*", help="(a process of its own)")
     given = parser.parse_args()
     if given.serve:
         torch.set_num_threads(1)
-        for check in given.checks:
-            row = measured(given.serve, given.kind, int(check))
-            print("row", json.dumps([check, row]), flush=True)
+        for name in given.checks:
+            print("row", json.dumps([name, measured(given.kind, name)]), flush=True)
         return 0
-    asked = [("model", name, "0") for name in given.models.split(",") if name]
-    asked += [("drawn", "programs", seed) for seed in given.seeds.split(",") if seed]
-    found: dict[str, list[Row]] = {"model": [], "drawn": []}
-    failed = False
-    for kind, name, seed in asked:
-        part = given.parts / f"{kind}-{name}-{seed}.json"
-        if given.again or not part.exists():
-            for _, row in rows_apart(__file__, name, kind, [seed]):
-                write(part, row)
-        row = read(part)
-        if "tallies" not in row:
-            print(name, row.get("verdict"), flush=True)
-            part.unlink()
-            failed = True
-            continue
-        found[kind].append(row)
-        print(name, seed, sum(row["calls"].values()), "calls", flush=True)
+    found: dict[str, list[Row]] = {}
+    for kind, text in (("model", given.models), ("drawn", given.seeds)):
+        names = [name for name in text.split(",") if name]
+        parts = {name: given.parts / f"{kind}-{name}.json" for name in names}
+        todo = [name for name in names if given.again or not parts[name].exists()]
+        for name, row in rows_apart(__file__, "all", kind, todo) if todo else ():
+            if "tallies" not in row:
+                print(name, row["verdict"])
+                return 1
+            write(parts[name], row)
+            print(name, sum(row["calls"].values()), "calls", flush=True)
+        found[kind] = [read(part) for part in parts.values()]
     result = {
         "torch": torch.__version__,
         "machine": machine(),
@@ -91,7 +84,7 @@ def main() -> int:
         "met": merged(found["model"]),
     }
     write(given.output, result)
-    return int(failed)
+    return 0
 
 
 if __name__ == "__main__":

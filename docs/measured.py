@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from amp_fuzz.interfaces.policy_costs import Costs
-from amp_fuzz.interfaces.policy_costs.view import View
+from amp_fuzz.interfaces.policy_costs.measure import DTYPES
+from amp_fuzz.interfaces.policy_costs.tally import ARRIVALS
+from amp_fuzz.interfaces.policy_costs.view import Loss, View
 from amp_fuzz.interfaces.policy_costs.view import page as costs_page
 
 ROOT = Path(__file__).parents[1]
@@ -63,8 +65,30 @@ COSTS = """\
 
 <!-- Written by `make pages` from benchmarks/policy_costs.json. -->
 
-TODO
+Which ops belong on which list of autocast? This page shows what each list costs: the digits that an
+op keeps if it is lowered, and those that it keeps in float32. It says nothing about speed.
+
+- *Drawn*: {drawn} calls, {draws} of each op from each of {seeds} seeds. A call is at the end of a
+  program of up to three statements. Operands are normal or uniform, 8 to 33 wide, and at most 16.
+  What this page says of drawn calls holds for each seed.
+- *Met*: {met} calls that {models} models of transformers, timm, diffusers and peft make (small,
+  random weights), each with the gradient that its result gets there. Of an op with the same shapes,
+  up to four calls of a model count.
+
+All ran on one CPU with torch {torch}, by the tables of all devices. An op of 16 bits is computed in
+float32 and rounded once, forward and backward. So tables are compared, and not kernels: a kernel
+that adds in 16 bits costs more. Gradients are scaled to 1, as a `GradScaler` would.
+
+`amp-fuzz policies --cost` measures your torch, and `amp-fuzz policies --cost FILE.py:NAME` the calls
+of your model. `benchmarks/policy_costs.py` writes
+[policy_costs.json](../../benchmarks/policy_costs.json).
+
+## What the data say
+
+{claims}
 """
+
+
 COLUMNS = ("backend", "cases", "agreed", "raised alike", "known", "not explained")
 
 
@@ -104,14 +128,40 @@ def policy_costs() -> str:
         view,
         COSTS.format(
             torch=found["torch"],
-            machine=found["machine"],
-            draws=found["draws"],
+                draws=found["draws"],
             seeds=len(found["seeds"]),
             models=found["models"],
             drawn=f"{drawn.calls.total():,}",
             met=f"{met.calls.total():,}",
+        claims="\n".join(f"- {claim}" for claim in claims(view)),
         ),
     )
+
+
+def claims(view: View) -> Iterator[str]:
+    """Yield what the numbers say of the lists, a sentence or two each."""
+    costs, judged = view.costs, view.ops()
+    met = [op for op in judged if view.met is not None and view.met.calls[op]]
+    for ops, where in ((judged, "judged"), (met, "that the models make")):
+        lowered = [op for op in ops if costs.lowers(op)]
+        kept = [op for op in ops if costs.keeps(op)]
+        own = view if ops is judged else View(met=view.met)
+        yield (
+            f"Of {len(lowered)} ops {where} that some table lowers, "
+            f"{_few([loss.op for loss in own.losses(lowered)])} amplify."
+        )
+        for dtype in DTYPES:
+            some = [op for op in kept if any(own.amplifies(Loss(op, dtype, a)) for a in ARRIVALS)]
+            yield (
+                f"Of {len(kept)} ops {where} that some table keeps in float32, {_few(some)} would "
+                f"amplify in {dtype}."
+            )
+
+
+def _few(ops: list[str]) -> str:
+    named = ", ".join(f"`{op}`" for op in ops[:12])
+    more = ", ..." if len(ops) > 12 else ""
+    return f"{len(ops)} ({named}{more})" if ops else "none"
 
 
 def result(name: str) -> dict[str, Any]:
