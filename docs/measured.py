@@ -79,8 +79,8 @@ All ran on one CPU with torch {torch}, by the tables of all devices. An op of 16
 float32 and rounded once, forward and backward. So tables are compared, and not kernels: a kernel
 that adds in 16 bits costs more. Gradients are scaled to 1, as a `GradScaler` would.
 
-`amp-fuzz policies --cost` measures your torch, and `amp-fuzz policies --cost FILE.py:NAME` the calls
-of your model. `benchmarks/policy_costs.py` writes
+`amp-fuzz policies --cost` measures your torch, and `amp-fuzz policies --cost FILE.py:NAME` the
+calls of your model. `benchmarks/policy_costs.py` writes
 [policy_costs.json](../../benchmarks/policy_costs.json).
 
 ## What the data say
@@ -128,12 +128,12 @@ def policy_costs() -> str:
         view,
         COSTS.format(
             torch=found["torch"],
-                draws=found["draws"],
+            draws=found["draws"],
             seeds=len(found["seeds"]),
             models=found["models"],
             drawn=f"{drawn.calls.total():,}",
             met=f"{met.calls.total():,}",
-        claims="\n".join(f"- {claim}" for claim in claims(view)),
+            claims="\n".join(f"- {claim}" for claim in claims(view)),
         ),
     )
 

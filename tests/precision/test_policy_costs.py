@@ -171,7 +171,7 @@ def test_an_op_without_a_rule_is_made_in_parts() -> None:
 def test_the_backward_pass_of_parts_is_not_autocast() -> None:
     tables = {"a": table(mm=Policy.LOWER_PRECISION_FP, mul__Tensor=Policy.LOWER_PRECISION_FP)}
     around = replace(tables["a"], device="cpu")
-    given = aten.matmul.default, (noise(4, 4), noise(4, 4, seed=2)), {}, tables
+    given: Any = aten.matmul.default, (noise(4, 4), noise(4, 4, seed=2)), {}, tables
     with reference.autocast("cpu", torch.float16, table=around):
         inside = dict(measured(*given))
     assert inside == dict(measured(*given))
@@ -221,7 +221,7 @@ def test_drawn_calls_name_both() -> None:
         "one": table(cdist=Policy.LOWER_PRECISION_FP),
         "two": table(abs=Policy.FP32, cdist=Policy.FP32),
     }
-    costs, other = (costs_of_draws(tables, draws=5, seed=s, others=False) for s in (0, 1))
+    costs, other = (costs_of_draws(tables, draws=5, seed=s) for s in (0, 1))
     view = View(drawn=costs)
     assert [loss.op for loss in view.lowered()] == ["cdist"]
     assert view.unneeded() == {"abs": list(DTYPES)}
@@ -334,24 +334,29 @@ PAGE = """\
 
 ## Kept in float32 without need
 
-Lowered, these keep all but 0.5 digits of the dtype in every call, whether their operands arrive in float32 or in
-16 bits, and all results are finite. An op without a kernel of 16 bits on the CPU is not among them.
+Lowered, these keep all but 0.5 digits of the dtype in every call, whether their operands
+arrive in float32 or in 16 bits, and all results are finite. An op without a kernel of 16 bits on
+the CPU is not among them.
 
 | dtype | policies | ops |
 | --- | --- | --- |
 | bfloat16, float16 | fp32 on a; none on b | `exp` |
 
+## Kept in float32, and would amplify
+
+None.
+
 ## Where tables differ
 
-These compute in float32 on some devices only. On others they compute in 16 bits if their operands arrive so, and
-amplify. 1 other op differs so without amplifying.
+These compute in float32 on some devices only. On others they compute in 16 bits if their operands
+arrive so, and amplify. Ops that differ so without amplifying: 1.
 
 None.
 
 ## By device
 
-Ops that compute in 16 bits, and how many of them amplify: those that a table lowers, and those that do so if their
-operands arrive in 16 bits.
+Ops that compute in 16 bits, and how many of them amplify: those that a table lowers, and those that
+do so if their operands arrive in 16 bits.
 
 | devices | dtype | lowered | amplify | in 16 bits if they arrive so | amplify |
 | --- | --- | --- | --- | --- | --- |
@@ -360,7 +365,11 @@ operands arrive in 16 bits.
 | b | bfloat16 | 0 of 2 | 0 | 2 of 2 | 1 |
 | b | float16 | 0 of 2 | 0 | 2 of 2 | 1 |
 
-## Every op with a rule
+## Not judged
+
+None.
+
+## Every op
 
 *No kernel*: the CPU has none of 16 bits, and float32 stands in for it.
 
@@ -368,4 +377,4 @@ operands arrive in 16 bits.
 | --- | --- | --- | --- | --- | --- | --- | --- |
 | `exp` | 5 | 2.8 / 2.8 | 2.8 / 2.8 | 3.7 / 3.7 | 3.7 / 3.7 | 6.9 / 6.9 | fp32 on a; none on b |
 | `mm` | 5 | 0.8 / 0.8 | 0.8 / 0.8 | 1.7 / 1.7, 1 not finite | 1.7 / 1.7, 1 not finite | 6.9 / 6.9 | lower_precision_fp on a; none on b |
-"""
+"""  # noqa: E501

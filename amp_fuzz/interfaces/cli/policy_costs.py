@@ -34,9 +34,7 @@ def costs(
 
     if target is None or file is None:
         with progress_bar() as progress:
-            found = costs_of_draws(
-                tables, draws=draws, seed=seed, others=not devices, progress=progress
-            )
+            found = costs_of_draws(tables, draws=draws, seed=seed, progress=progress)
         view, what = View(drawn=found), f"drawn, {draws} an op, with seed {seed}"
     else:
         torch.manual_seed(seed)
@@ -93,12 +91,11 @@ def _summary(view: View) -> None:
     _losses("lowered, though they amplify", view.lowered(), view)
     _losses("in float32 on some devices only, and amplify in 16 bits", differing, view)
     if others:
-        say(f"{plural(others, 'other op')} in float32 on some devices only, without amplifying")
-    if unlisted := view.unlisted():
-        _losses("on no list, and amplify in 16 bits", unlisted, view)
+        say(f"differ so without amplifying: {plural(others, 'op')}")
     say()
     table(("devices", "dtype", *BY_DEVICE), view.by_device())
     unneeded = view.unneeded()
+    say(f"kept in float32, and would amplify: {plural(len(view.needed()), 'op')}")
     say(f"\nkept in float32 without need: {plural(len(unneeded), 'op')}")
     for dtypes in sorted(set(map(tuple, unneeded.values())), key=len, reverse=True):
         ops = [op for op, mine in unneeded.items() if tuple(mine) == dtypes]

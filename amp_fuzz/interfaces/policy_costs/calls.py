@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from amp_fuzz.reference.shadow.copies import no_modes, tensors_in, with_tensors
 from amp_fuzz.strategies.builder import Palette, ProgramBuilder
 from amp_fuzz.strategies.drawing import usable
 
-__all__ = ["costs_of_callable", "costs_of_draws", "unlisted"]
+__all__ = ["costs_of_callable", "costs_of_draws"]
 
 _CPU = (Autocast(dtype="bfloat16", device="cpu"),)
 _PALETTE = Palette(
@@ -51,26 +52,24 @@ _SAME, _PER_OP = 4, 32
 class _Recorder:
     """Judges calls where autocast would meet them, while they are made in float32.
 
-    unlisted: ops without a rule that are judged too. largest: what no operand may exceed. only: the
-    ops to judge; None: all. most: how many calls, of an op with the same shapes and of an op.
-    waits: whether a call is judged with the gradient that its result gets.
+    largest: what no operand may exceed. only: the ops to judge; None: all. most: how many calls, of
+    an op with the same shapes and of an op. waits: whether a call is judged with the gradient that
+    its result gets.
     """
 
     tables: Mapping[str, PolicyTable]
     seed: int
-    unlisted: frozenset[str] = frozenset()
     largest: float = math.inf
     costs: Costs = field(init=False)
     only: frozenset[str] | None = None
     most: tuple[int, int] | None = None
     waits: bool = False
-    count: int = 0
     busy: bool = False
     met: Counter[tuple[Any, ...]] = field(default_factory=Counter)
     waiting: dict[int, Call] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.costs = Costs.of(self.tables, self.unlisted)
+        self.costs = Costs.of(self.tables)
 
     @property
     def table(self) -> PolicyTable:
@@ -83,14 +82,13 @@ class _Recorder:
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Judge the calls of a block that runs under the reference's autocast of `table`."""
-        rules = replace(reference.DOCUMENTED, call=self._call, extra=lambda: self.unlisted)
-        with reference.under(rules):
+        with reference.under(replace(reference.DOCUMENTED, call=self._call)):
             yield
         for call in [self.waiting.pop(key) for key in list(self.waiting)]:
             self._judge(call, None)
 
     def _call(self, call: Call, found: Treatment | None) -> Any:
-        if self.busy or (found is None and call.name not in self.unlisted):
+        if self.busy or found is None:
             return call.onward(call)
         with dispatch.exclude():  # autocast sees nothing of what is inside
             out = call.function(*call.args, **call.kwargs)
@@ -120,7 +118,7 @@ class _Recorder:
         return replace(call, args=args, kwargs=kwargs, tensors=tensors_in((args, kwargs)))
 
     def _wait(self, call: Call, result: torch.Tensor) -> None:
-        key = self.count = self.count + 1
+        key = id(call)
         self.waiting[key] = call
 
         def arrived(gradient: torch.Tensor) -> None:
@@ -130,14 +128,15 @@ class _Recorder:
         result.register_hook(arrived)
 
     def _judge(self, call: Call, cotangent: torch.Tensor | None) -> None:
-        self.count += 1
         self.busy = True
+        tried = self.costs.calls[call.name] + self.costs.left[call.name].total()
+        drawn = zlib.crc32(f"{self.seed}/{call.name}/{tried}".encode())
         without = {d: t for d, t in self.tables.items() if call.name not in t.rules}
         given = call.overload, call.args, call.kwargs, without
         try:
             with no_modes(), quiet():
                 self._check(call)
-                found = list(measured(*given, seed=self.seed + self.count, cotangent=cotangent))
+                found = list(measured(*given, seed=drawn, cotangent=cotangent))
         except Unjudged as reason:
             self.costs.left[call.name][str(reason)] += 1
             return
@@ -156,42 +155,20 @@ class _Recorder:
 # -- drawn programs -------------------------------------------------------------------------------
 
 
-_COMPUTING = (
-    *("activation", "arithmetic", "images", "linalg", "losses", "normalisation", "norms"),
-    *("pointwise", "pooling", "reductions", "statistics"),
-)
-
-
-def unlisted(tables: Mapping[str, PolicyTable]) -> frozenset[str]:
-    """Return the overloads of the catalogue's ops that compute numbers and that no table has."""
-    names = {name for table in tables.values() for name in table.rules}
-    found = set()
-    for op in CATALOGUE.values():
-        packet = getattr(torch.ops.aten, op.name, None)
-        if op.overloads or op.family not in _COMPUTING or packet is None:
-            continue
-        for name in packet.overloads():
-            overload = getattr(packet, name)
-            if not overload._schema.is_mutable and "out" not in name:
-                found.add(op.name if name == "default" else f"{op.name}.{name}")
-    return frozenset(found - names)
-
-
 def costs_of_draws(
     tables: Mapping[str, PolicyTable],
     *,
     draws: int,
     seed: int,
-    others: bool = True,
     progress: Callable[[str, float], None] = lambda text, share: None,
 ) -> Costs:
     """Draw so many calls of each op that has a rule on a device, and judge each.
 
     A call stands at the end of a program of up to three statements in float32, of ordinary numbers:
     normal, or uniform in a range. Calls with an operand beyond 16 are drawn again. The programs
-    depend on the seed alone. others: whether ops without a rule are judged too.
+    depend on the seed alone.
     """
-    recorder = _Recorder(tables, seed, unlisted(tables) if others else frozenset(), _ORDINARY)
+    recorder = _Recorder(tables, seed, _ORDINARY)
     names = set(recorder.costs.policies)
     runtime = reference_on_cpu("cpu", recorder.table, Numerics()).runtime
     here = usable(CATALOGUE.values(), "cpu")

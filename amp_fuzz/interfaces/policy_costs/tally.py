@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,9 +111,9 @@ class Costs:
     policies: dict[str, dict[str, str]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, tables: Mapping[str, PolicyTable], more: Collection[str] = ()) -> Costs:
-        """Return costs without calls, of the ops that have a rule on some device, and of others."""
-        names = sorted({*more, *(name for table in tables.values() for name in table.rules)})
+    def of(cls, tables: Mapping[str, PolicyTable]) -> Costs:
+        """Return costs without calls, of the ops that have a rule on some device."""
+        names = sorted({name for table in tables.values() for name in table.rules})
         found = {
             name: {
                 device: str(table.rules[name].policy) if name in table.rules else ""

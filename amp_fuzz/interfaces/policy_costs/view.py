@@ -8,7 +8,6 @@ from typing import NamedTuple, TypeAlias
 
 from amp_fuzz.interfaces.policy_costs.measure import DTYPES, FLOAT32, LOWER, Arrival, Way
 from amp_fuzz.interfaces.policy_costs.tally import ARRIVALS, MARGIN, Costs, Tally, full
-from amp_fuzz.reports.printable import plural
 
 __all__ = ["BY_DEVICE", "View", "page"]
 
@@ -96,6 +95,11 @@ class View:
         costs = self.costs
         return self.losses([op for op in self.ops() if costs.lowers(op)])
 
+    def needed(self) -> list[Loss]:
+        """Return the ops that a table keeps in float32 and that, lowered, amplify."""
+        costs = self.costs
+        return self.losses([op for op in self.ops() if costs.keeps(op)])
+
     def unneeded(self) -> dict[str, list[str]]:
         """Return the ops that a table keeps in float32 without need, with the dtypes it is so."""
         costs = self.costs
@@ -120,24 +124,17 @@ class View:
         found = self.losses(split, ("16 bits",))
         return found, len(split) - len(found)
 
-    def unlisted(self) -> list[Loss]:
-        """Return the ops that no table has, and that amplify if their operands have 16 bits."""
-        costs = self.costs
-        others = [op for op in self.ops() if not any(costs.policies[op].values())]
-        return self.losses(others, ("16 bits",))
-
     def unjudged(self) -> dict[str, list[str]]:
         """Return the ops with a rule that nothing is said of, by the reason met most often."""
         costs, judged = self.costs, set(self.ops())
         found: dict[str, list[str]] = {}
-        for op, policies in sorted(costs.policies.items()):
-            if any(policies.values()) and op not in judged:
-                reasons = costs.left.get(op)
-                if self.drawn is None and not reasons:
-                    continue  # the callable does not make it
-                few = "too few calls" if costs.calls[op] else "no call reaches it on the CPU"
-                reason = reasons.most_common(1)[0][0] if reasons else few
-                found.setdefault(reason, []).append(op)
+        for op in sorted(set(costs.policies) - judged):
+            reasons = costs.left.get(op)
+            if self.drawn is None and not reasons:
+                continue  # the callable does not make it
+            few = "too few calls" if costs.calls[op] else "no call reaches it on the CPU"
+            reason = reasons.most_common(1)[0][0] if reasons else few
+            found.setdefault(reason, []).append(op)
         return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
     # -- as rows ----------------------------------------------------------------------------------
@@ -158,7 +155,7 @@ class View:
     def by_device(self) -> list[list[str]]:
         """Return for devices and dtypes what `BY_DEVICE` says. Devices that are alike share one."""
         costs, by = self.costs, dict[tuple[str, ...], list[str]]()
-        ops = [op for op in self.ops() if any(costs.policies[op].values())]
+        ops = self.ops()
         for device in costs.devices:
             for dtype in DTYPES:
                 cells = [dtype]
@@ -178,8 +175,6 @@ class View:
         ways = [(dtype, arrival) for dtype in DTYPES for arrival in ARRIVALS]
         rows = []
         for op in self.ops():
-            if not any(costs.policies[op].values()):
-                continue
             tallies = [costs.lowered(op, *way) for way in ways]
             single = costs.tallies[op].get(Way("bfloat16", "float32", FLOAT32))
             missing = any(t is not None and t.emulated for t in tallies)
@@ -216,8 +211,7 @@ def _cell(tally: Tally | None) -> str:
 
 def page(view: View, head: str) -> str:
     """Return everything as Markdown. head: the title, and what was measured."""
-    parts = [head, *_sections(view)]
-    return "\n".join(part.rstrip("\n") + "\n" for part in parts)
+    return "\n".join((head, *_sections(view)))
 
 
 _KEPT = f"""\
@@ -229,54 +223,53 @@ that the dtype has are missing in a tenth of its calls: roundings of operands an
 """
 
 
+_NEEDLESS = f"""\
+Lowered, these keep all but {MARGIN} digits of the dtype in every call, whether their operands
+arrive in float32 or in 16 bits, and all results are finite. An op without a kernel of 16 bits on
+the CPU is not among them.
+"""
+_DIFFERING = """\
+These compute in float32 on some devices only. On others they compute in 16 bits if their operands
+arrive so, and amplify. Ops that differ so without amplifying: {others}.
+"""
+_DEVICES = """\
+Ops that compute in 16 bits, and how many of them amplify: those that a table lowers, and those that
+do so if their operands arrive in 16 bits.
+"""
+
+
 def _sections(view: View) -> Iterator[str]:
-    columns = view.columns()
     names, costs = _code, view.costs
 
     def row(loss: Loss) -> list[str]:
         op, *rest = view.row(loss)
         return [names([op]), *rest]
 
-    yield _KEPT
-    yield "## Lowered, though they amplify\n"
-    yield _table(columns, map(row, view.lowered())) or "None.\n"
-    yield "## Kept in float32 without need\n"
-    yield (
-        f"Lowered, these keep all but {MARGIN} digits of the dtype in every call, whether their "
-        "operands arrive in float32 or in\n16 bits, and all results are finite. An op without a "
-        "kernel of 16 bits on the CPU is not among them.\n"
-    )
+    some, others = view.differing()
     by: dict[tuple[str, str], list[str]] = {}
     for op, dtypes in view.unneeded().items():
         by.setdefault((", ".join(dtypes), said(costs.policies[op])), []).append(op)
-    found = sorted(by.items())
-    yield (
-        _table(["dtype", "policies", "ops"], ((d, p, names(ops)) for (d, p), ops in found))
-        or "None.\n"
-    )
-    yield "## Where tables differ\n"
-    some, others = view.differing()
-    yield (
-        "These compute in float32 on some devices only. On others they compute in 16 bits if their "
-        "operands arrive so, and\namplify. "
-        f"{plural(others, 'other op')} differ{'s' if others == 1 else ''} so without amplifying.\n"
-    )
-    yield _table(columns, map(row, some)) or "None.\n"
-    if unlisted := view.unlisted():
-        yield "## On no list, though they amplify\n"
-        yield _table(columns, map(row, unlisted))
-    yield "## By device\n"
-    yield (
-        "Ops that compute in 16 bits, and how many of them amplify: those that a table lowers, and "
-        "those that do so if their\noperands arrive in 16 bits.\n"
-    )
-    yield _table(["devices", "dtype", *BY_DEVICE], view.by_device())
-    if unjudged := view.unjudged():
-        yield "## Not judged\n"
-        yield _table(["why", "ops"], ((why, names(ops)) for why, ops in unjudged.items()))
-    yield "## Every op with a rule\n"
-    yield "*No kernel*: the CPU has none of 16 bits, and float32 stands in for it.\n"
+    needless = [(*key, names(ops)) for key, ops in sorted(by.items())]
+    unjudged = [(why, names(ops)) for why, ops in view.unjudged().items()]
     columns, every = view.every()
+    yield _KEPT
+    yield "## Lowered, though they amplify\n"
+    yield _table(view.columns(), map(row, view.lowered()))
+    yield "## Kept in float32 without need\n"
+    yield _NEEDLESS
+    yield _table(["dtype", "policies", "ops"], needless)
+    yield "## Kept in float32, and would amplify\n"
+    yield _table(view.columns(), map(row, view.needed()))
+    yield "## Where tables differ\n"
+    yield _DIFFERING.format(others=others)
+    yield _table(view.columns(), map(row, some))
+    yield "## By device\n"
+    yield _DEVICES
+    yield _table(["devices", "dtype", *BY_DEVICE], view.by_device())
+    yield "## Not judged\n"
+    yield _table(["why", "ops"], unjudged)
+    yield "## Every op\n"
+    yield "*No kernel*: the CPU has none of 16 bits, and float32 stands in for it.\n"
     yield _table(columns, ([names([op]), *rest] for op, *rest in every))
 
 
@@ -287,4 +280,4 @@ def _code(words: Iterable[str]) -> str:
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     found = list(rows)
     lines = [columns, ["---"] * len(columns), *found]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n" if found else ""
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n" if found else "None.\n"
