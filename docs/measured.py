@@ -68,16 +68,16 @@ COSTS = """\
 Which ops belong on which list of autocast? This page shows what each list costs: the digits that an
 op keeps if it is lowered, and those that it keeps in float32. It says nothing about speed.
 
-- *Drawn*: {drawn} calls, {draws} of each op from each of {seeds} seeds. A call is at the end of a
-  program of up to three statements. Operands are normal or uniform, 8 to 33 wide, and at most 16.
-  What this page says of drawn calls holds for each seed.
+- *Drawn*: {drawn} calls, {draws} of each op in the catalogue from each of {seeds} seeds. A call is
+  at the end of a program of up to three statements. Operands are normal or uniform, 8 to 33 wide,
+  and at most 16. An op is named here only if that holds for each seed.
 - *Met*: {met} calls that {models} models of transformers, timm, diffusers and peft make (small,
   random weights), each with the gradient that its result gets there. Of an op with the same shapes,
   up to four calls of a model count.
 
-All ran on one CPU with torch {torch}, by the tables of all devices. An op of 16 bits is computed in
-float32 and rounded once, forward and backward. So tables are compared, and not kernels: a kernel
-that adds in 16 bits costs more. Gradients are scaled to 1, as a `GradScaler` would.
+All ran on one CPU with torch {torch}, by the tables of all devices. An op of 16 bits is
+computed in float32 and rounded once, forward and backward. So tables are compared, and not kernels:
+a kernel that adds in 16 bits costs more. Gradients are scaled to 1, as a `GradScaler` would.
 
 `amp-fuzz policies --cost` measures your torch, and `amp-fuzz policies --cost FILE.py:NAME` the
 calls of your model. `benchmarks/policy_costs.py` writes
@@ -85,8 +85,10 @@ calls of your model. `benchmarks/policy_costs.py` writes
 
 ## What the data say
 
-{claims}
-"""
+The number of ops that tables lower, and of those that they keep in float32; and how many amplify,
+or would if they were lowered: from operands in float32, or from operands that arrive in 16 bits.
+
+{claims}"""
 
 
 COLUMNS = ("backend", "cases", "agreed", "raised alike", "known", "not explained")
@@ -133,35 +135,66 @@ def policy_costs() -> str:
             models=found["models"],
             drawn=f"{drawn.calls.total():,}",
             met=f"{met.calls.total():,}",
-            claims="\n".join(f"- {claim}" for claim in claims(view)),
+            claims="\n".join(claims(view)),
         ),
     )
 
 
 def claims(view: View) -> Iterator[str]:
-    """Yield what the numbers say of the lists, a sentence or two each."""
-    costs, judged = view.costs, view.ops()
-    met = [op for op in judged if view.met is not None and view.met.calls[op]]
-    for ops, where in ((judged, "judged"), (met, "that the models make")):
-        lowered = [op for op in ops if costs.lowers(op)]
-        kept = [op for op in ops if costs.keeps(op)]
-        own = view if ops is judged else View(met=view.met)
-        yield (
-            f"Of {len(lowered)} ops {where} that some table lowers, "
-            f"{_few([loss.op for loss in own.losses(lowered)])} amplify."
-        )
+    """Yield what the numbers say of the lists: a table, then sentences. None is about one seed."""
+    sources = {
+        "drawn": View(drawn=view.drawn, stable=view.stable),
+        "met": View(met=view.met),
+    }
+    rows, named = [], []
+    for where, own in sources.items():
+        costs, ops = own.costs, own.ops()
+        lowered, kept = ([op for op in ops if has(op)] for has in (costs.lowers, costs.keeps))
+        named.append([loss.op for loss in own.losses(lowered)])
         for dtype in DTYPES:
-            some = [op for op in kept if any(own.amplifies(Loss(op, dtype, a)) for a in ARRIVALS)]
+            worse = [
+                [op for op in found if own.amplifies(Loss(op, dtype, arrival))]
+                for found in (lowered, kept)
+                for arrival in ARRIVALS
+            ]
+            spared = [op for op in kept if own.needless(op, dtype)]
+            numbers = (lowered, *worse[:2], kept, *worse[2:], spared)
+            rows.append((where, dtype, *(str(len(found)) for found in numbers)))
+    yield table(CLAIMS, iter(rows))
+    drawn, met = map(_named, named)
+    yield (
+        f"Lowered ops that amplify are {drawn} among drawn calls, and {met} among those met. Drawn "
+        "operands are not\nscaled as layers scale their weights: softmax and tanh saturate more "
+        "often.\n"
+    )
+    own = sources["drawn"]
+    for one, other in (("cuda", "cpu"), ("cpu", "cuda")):
+        keeps = {op: own.costs.keeps(op) for op in own.ops()}
+        only = [op for op, devices in keeps.items() if one in devices and other not in devices]
+        amplify = [loss.op for loss in own.losses(only, ("16 bits",))]
+        yield (
+            f"The table of {one} has {len(only)} of the judged ops in float32 that the table of "
+            f"{other} has not. From operands\nin 16 bits {len(amplify)} of them amplify when "
+            f"drawn: {_named(sorted(amplify))}.\n"
+        )
+    costs = sources["met"].costs
+    for op in sources["met"].ops():
+        tally = costs.lowered(op, "float16", "float32")
+        if costs.keeps(op) and tally is not None and tally.overflowed:
             yield (
-                f"Of {len(kept)} ops {where} that some table keeps in float32, {_few(some)} would "
-                f"amplify in {dtype}."
+                f"In the models, `{op}` or its gradient is not finite in float16 in "
+                f"{tally.overflowed} of {costs.calls[op]} calls.\n"
             )
 
 
-def _few(ops: list[str]) -> str:
-    named = ", ".join(f"`{op}`" for op in ops[:12])
-    more = ", ..." if len(ops) > 12 else ""
-    return f"{len(ops)} ({named}{more})" if ops else "none"
+CLAIMS = (
+    *("calls", "dtype", "lowered", "amplify", "from 16 bits", "in float32"),
+    *("would amplify", "from 16 bits", "without need"),
+)
+
+
+def _named(ops: list[str]) -> str:
+    return ", ".join(f"`{op}`" for op in ops) or "none"
 
 
 def result(name: str) -> dict[str, Any]:
@@ -192,7 +225,8 @@ def layers() -> Iterator[tuple[str, ...]]:
 
 def table(columns: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
     """Return a Markdown table whose cells are numbers, but for names in code."""
-    lines = [columns, tuple("---:" if c in COLUMNS[1:] else "---" for c in columns), *rows]
+    right = (*COLUMNS[1:], *CLAIMS[2:])
+    lines = [columns, tuple("---:" if c in right else "---" for c in columns), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

@@ -355,8 +355,8 @@ None.
 
 ## By device
 
-Ops that compute in 16 bits, and how many of them amplify: those that a table lowers, and those that
-do so if their operands arrive in 16 bits.
+Ops that compute in 16 bits as a whole, and how many of them amplify: those that a table lowers, and
+those that do so if their operands arrive in 16 bits.
 
 | devices | dtype | lowered | amplify | in 16 bits if they arrive so | amplify |
 | --- | --- | --- | --- | --- | --- |

@@ -161,10 +161,8 @@ class View:
                 cells = [dtype]
                 for arrival in ARRIVALS:
                     way = (dtype, arrival)
-                    treated = {op: costs.treated(op, device, way) for op in ops}
-                    low = [op for op, how in treated.items() if how not in ("", FLOAT32)]
-                    tallies = [costs.tallies[op].get(Way(*way, treated[op])) for op in low]
-                    amplify = sum(t is not None and t.amplifies(dtype) for t in tallies)
+                    low = [op for op in ops if costs.treated(op, device, way) == LOWER]
+                    amplify = sum(self.amplifies(Loss(op, dtype, arrival)) for op in low)
                     cells += [f"{len(low):,} of {len(ops):,}", f"{amplify:,}"]
                 by.setdefault(tuple(cells), []).append(device)
         return [[", ".join(devices), *cells] for cells, devices in by.items()]
@@ -233,8 +231,8 @@ These compute in float32 on some devices only. On others they compute in 16 bits
 arrive so, and amplify. Ops that differ so without amplifying: {others}.
 """
 _DEVICES = """\
-Ops that compute in 16 bits, and how many of them amplify: those that a table lowers, and those that
-do so if their operands arrive in 16 bits.
+Ops that compute in 16 bits as a whole, and how many of them amplify: those that a table lowers, and
+those that do so if their operands arrive in 16 bits.
 """
 
 
