@@ -5,9 +5,9 @@
 Each mutation is one change of the syntax of a function of `amp_fuzz/`: a comparison turned round, a
 condition negated, a number or a truth value changed, a statement left out, two arguments exchanged,
 a returned value replaced by None. The first ones are in a room each. It is made in a copy of the
-checkout, where `make test` runs until a test fails, those of the room first; if none does, so do
-the thorough tests. A mutation that no test can run (docstrings, messages of errors, types,
-`__repr__`) is not drawn. Each is written when it is done, and a second call continues.
+checkout, where `make test` runs until a test fails, those that import the module first; if none
+does, so do the thorough tests. A mutation that no test can run (docstrings, messages of errors,
+types, `__repr__`) is not drawn. Each is written when it is done, and a second call continues.
 
 The tests of the copy without a mutation must pass: `--check` runs them.
 """
@@ -18,6 +18,7 @@ import ast
 import copy
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -35,7 +36,7 @@ from benchmarks.common import ROOT, Row, arguments, commit, machine, read, versi
 PACKAGE = ROOT / "amp_fuzz"
 TIERS = {"make test": "not thorough and not slow", "make test-rest": "thorough and not slow"}
 
-# The folders of tests that are about a room, which run first.
+# The folders of tests that are about a room.
 ABOUT = {
     "backends": "backends",
     "check": "check",
@@ -243,33 +244,51 @@ def copied(folder: Path) -> Path:
     return Path(shutil.copytree(ROOT, folder / "tree", ignore=left_out))
 
 
-def ordered(tree: Path, room: str) -> list[str]:
-    """Return the folders of tests, those about a room first."""
-    folders = sorted(
-        path.name for path in (tree / "tests").iterdir() if any(path.glob("test_*.py"))
-    )
-    first = ABOUT.get(room, "unit")
-    return [f"tests/{name}" for name in sorted(folders, key=lambda name: name != first)]
+def near_and_far(tree: Path, mutation: Mutation) -> tuple[list[str], list[str]]:
+    """Return the files of tests that import the module or its package, and the others.
+
+    Nearest first: those of the room come before the other others.
+    """
+    module = mutation.path.removesuffix(".py").replace("/", ".")
+    package, _, name = module.rpartition(".")
+    about = ABOUT.get(mutation.room, "unit")
+
+    def distance(path: Path) -> int:
+        text = path.read_text(encoding="utf-8")
+        if module in text or re.search(rf"from {package} import .*\b{name}\b", text):
+            return 0
+        if f"from {package} import" in text:
+            return 1
+        return 2 if path.parent.name == about else 3
+
+    far = {path: distance(path) for path in (tree / "tests").rglob("test_*.py")}
+    files = sorted(far, key=lambda path: (far[path], path))
+    near = [str(path.relative_to(tree)) for path in files if far[path] < 2]
+    return near, [str(path.relative_to(tree)) for path in files[len(near) :]]
 
 
-def tested(tree: Path, room: str, tier: str, jobs: int) -> Row:
-    """Run a tier in a tree until a test fails; return that test, and the seconds."""
+def tested(tree: Path, tier: str, jobs: int, *parts: list[str]) -> Row:
+    """Run parts of a tier in a tree until a test fails; return that test, and the seconds."""
     words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-    words += [f"-n{jobs}", "--dist=load", "-m", TIERS[tier], "-rfE", "--no-header", "--tb=no"]
-    start = time.monotonic()
-    done = subprocess.run(
-        [*words, *ordered(tree, room)],
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    heads = ("FAILED ", "ERROR ")
-    failed = [line for line in done.stdout.splitlines() if line.startswith(heads)]
-    noticed = done.returncode not in (0, 5)
-    by = failed[0][:200] if failed else done.stdout[-200:] if noticed else ""
-    return {"noticed": noticed, "by": by, "seconds": round(time.monotonic() - start, 1)}
+    words += [f"-n{jobs}", "--dist=load", "--maxschedchunk=8", "-m", TIERS[tier], "-rfE"]
+    row: Row = {"noticed": False, "by": "", "seconds": 0.0}
+    for files in filter(None, parts):
+        start = time.monotonic()
+        done = subprocess.run(
+            [*words, "--no-header", "--tb=no", *files],
+            cwd=tree,
+            env={**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        row["seconds"] = round(row["seconds"] + time.monotonic() - start, 1)
+        heads = ("FAILED ", "ERROR ")
+        failed = [line for line in done.stdout.splitlines() if line.startswith(heads)]
+        if done.returncode not in (0, 5):
+            row |= {"noticed": True, "by": failed[0][:200] if failed else done.stdout[-200:]}
+            break
+    return row
 
 
 def judged(mutation: Mutation, text: str, tree: Path, jobs: int) -> Row:
@@ -280,7 +299,7 @@ def judged(mutation: Mutation, text: str, tree: Path, jobs: int) -> Row:
     try:
         path.write_text(text, encoding="utf-8")
         for tier in TIERS:
-            row[tier] = tested(tree, mutation.room, tier, jobs)
+            row[tier] = tested(tree, tier, jobs, *near_and_far(tree, mutation))
             if row[tier]["noticed"]:
                 row["noticed"] = tier
                 break
@@ -314,7 +333,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         tree = copied(Path(folder))
         if given.check:
-            print({tier: tested(tree, "root", tier, given.jobs) for tier in TIERS})
+            print({tier: tested(tree, tier, given.jobs, ["tests"]) for tier in TIERS})
             return
         for mutation, text in chosen[len(result["mutations"]) :]:
             row = judged(mutation, text, tree, given.jobs)
