@@ -1,13 +1,15 @@
 """Change the package at random, a small change each time, and record which tests notice.
 
-    python benchmarks/mutations.py [--count=30] [--seed=0] [--out=benchmarks/mutations.json]
+    python benchmarks/mutations.py [--count=30] [--seed=0] [--near] [--out=mutations.json]
 
 Each mutation is one change of the syntax of a function of `amp_fuzz/`: a comparison turned round, a
 condition negated, a number or a truth value changed, a statement left out, two arguments exchanged,
 a returned value replaced by None. The first ones are in a room each. It is made in a copy of the
-checkout, where `make test` runs until a test fails, those that import the module first; if none
-does, so do the thorough tests. A mutation that no test can run (docstrings, messages of errors,
-types, `__repr__`) is not drawn. Each is written when it is done, and a second call continues.
+checkout, where `make test` runs until a test fails, those that name the module first; if none does,
+so do the thorough tests. With `--near` only the 20 nearest files of each tier run: what they notice,
+the tier does, and of the rest nothing is said. A mutation that no test can run (docstrings, messages
+of errors, types, `__repr__`) is not drawn. Each is written when it is done, and a second call
+continues.
 
 The tests of the copy without a mutation must pass: `--check` runs them.
 """
@@ -245,26 +247,33 @@ def copied(folder: Path) -> Path:
 
 
 def near_and_far(tree: Path, mutation: Mutation) -> tuple[list[str], list[str]]:
-    """Return the files of tests that import the module or its package, and the others.
+    """Return the 20 files of tests nearest to a mutation, and the others.
 
-    Nearest first: those of the room come before the other others.
+    First come those that name the module, then what encloses the place, then those that import the
+    package, then those of the room.
     """
     module = mutation.path.removesuffix(".py").replace("/", ".")
-    package, _, name = module.rpartition(".")
+    package, _, own = module.rpartition(".")
+    words = "|".join(enclosing(tree / mutation.path, mutation.line))
+    signs = (rf"{module}\b|from {package} import .*\b{own}\b", rf"\b({words})\b")
     about = ABOUT.get(mutation.room, "unit")
 
-    def distance(path: Path) -> int:
+    def distance(path: Path) -> tuple[int, bool, Path]:
         text = path.read_text(encoding="utf-8")
-        if module in text or re.search(rf"from {package} import .*\b{name}\b", text):
-            return 0
-        if f"from {package} import" in text:
-            return 1
-        return 2 if path.parent.name == about else 3
+        found = (bool(re.search(sign, text)) for sign in (*signs, f"from {package} import"))
+        nearest = next((at for at, is_there in enumerate(found) if is_there), len(signs) + 1)
+        return nearest, path.parent.name != about, path
 
-    far = {path: distance(path) for path in (tree / "tests").rglob("test_*.py")}
-    files = sorted(far, key=lambda path: (far[path], path))
-    near = [str(path.relative_to(tree)) for path in files if far[path] < 2]
-    return near, [str(path.relative_to(tree)) for path in files[len(near) :]]
+    files = sorted((tree / "tests").rglob("test_*.py"), key=distance)
+    named = [str(path.relative_to(tree)) for path in files]
+    return named[:20], named[20:]
+
+
+def enclosing(path: Path, line: int) -> list[str]:
+    """Return the names of the functions and classes around a line."""
+    kinds = ast.FunctionDef | ast.ClassDef
+    found = [n for n in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(n, kinds)]
+    return [n.name for n in found if n.lineno <= line <= (n.end_lineno or n.lineno)]
 
 
 def tested(tree: Path, tier: str, jobs: int, *parts: list[str]) -> Row:
@@ -291,15 +300,19 @@ def tested(tree: Path, tier: str, jobs: int, *parts: list[str]) -> Row:
     return row
 
 
-def judged(mutation: Mutation, text: str, tree: Path, jobs: int) -> Row:
-    """Return which tier notices a mutation, and which test first."""
+def judged(mutation: Mutation, text: str, tree: Path, jobs: int, *, near: bool) -> Row:
+    """Return which tier notices a mutation, and which test first.
+
+    near: run only the 20 nearest files of tests.
+    """
     path = tree / mutation.path
     before = path.read_text(encoding="utf-8")
     row: Row = {**asdict(mutation), "room": mutation.room, "noticed": ""}
     try:
         path.write_text(text, encoding="utf-8")
         for tier in TIERS:
-            row[tier] = tested(tree, tier, jobs, *near_and_far(tree, mutation))
+            parts = near_and_far(tree, mutation)
+            row[tier] = tested(tree, tier, jobs, *parts[: 1 if near else 2])
             if row[tier]["noticed"]:
                 row["noticed"] = tier
                 break
@@ -316,6 +329,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="processes that share the tests")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     parser.add_argument("--list", action="store_true", help="print the mutations, and judge none")
+    parser.add_argument(
+        "--near", action="store_true", help="run the 20 nearest files of tests only"
+    )
     parser.add_argument("--check", action="store_true", help="run the tests without a mutation")
     given = parser.parse_args()
     chosen = list(islice(drawn(given.seed), given.count))
@@ -336,7 +352,7 @@ def main() -> None:
             print({tier: tested(tree, tier, given.jobs, ["tests"]) for tier in TIERS})
             return
         for mutation, text in chosen[len(result["mutations"]) :]:
-            row = judged(mutation, text, tree, given.jobs)
+            row = judged(mutation, text, tree, given.jobs, near=given.near)
             result["mutations"].append(row)
             write(given.out, result)
             by = row["noticed"] or "NO TEST"
