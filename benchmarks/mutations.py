@@ -5,11 +5,11 @@
 Each mutation is one change of the syntax of a function of `amp_fuzz/`: a comparison turned round, a
 condition negated, a number or a truth value changed, a statement left out, two arguments exchanged,
 a returned value replaced by None. The first ones are in a room each. It is made in a copy of the
-checkout, where `make test` runs until a test fails, those that name the module first; if none does,
-so do the thorough tests. With `--near` only the 20 nearest files of each tier run: what they notice,
-the tier does, and of the rest nothing is said. A mutation that no test can run (docstrings, messages
-of errors, types, `__repr__`) is not drawn. Each is written when it is done, and a second call
-continues.
+checkout, where `make test` runs until a test fails, those that name the module first; if none
+does, so do the thorough tests. With `--near` only the 20 nearest files of each tier run: what they
+notice, the tier does, and of the rest nothing is said. A mutation that no test can run (docstrings,
+messages of errors, types, `__repr__`) is not drawn. Each is written when it is done, and a second
+call continues.
 
 The tests of the copy without a mutation must pass: `--check` runs them.
 """
@@ -329,9 +329,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="processes that share the tests")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     parser.add_argument("--list", action="store_true", help="print the mutations, and judge none")
-    parser.add_argument(
-        "--near", action="store_true", help="run the 20 nearest files of tests only"
-    )
+    parser.add_argument("--near", action="store_true", help="run the 20 nearest files only")
     parser.add_argument("--check", action="store_true", help="run the tests without a mutation")
     given = parser.parse_args()
     chosen = list(islice(drawn(given.seed), given.count))
