@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, MutableMapping, Set
 from dataclasses import replace
 from functools import partialmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -264,33 +264,34 @@ def _specs(case: Case, seen: Observation) -> dict[str, TensorSpec]:
 def _under(case: Case, device: str) -> Iterator[tuple[Statement, str]]:
     """Yield the statements that run under autocast of a device, each with its dtype."""
 
-    def walk(body: tuple[Node, ...], dtype: str) -> Iterator[tuple[Statement, str]]:
+    def walk(body: tuple[Node, ...], around: _State) -> Iterator[tuple[Statement, str]]:
         for node in body:
             if isinstance(node, Statement):
-                if dtype:
-                    yield node, dtype
+                if around.enabled:
+                    yield node, around.dtype
             elif isinstance(node.context, Autocast):
-                yield from walk(node.body, _entered(node.context, device, dtype))
+                yield from walk(node.body, _entered(node.context, device, around))
             else:
-                yield from walk(node.body, dtype)
+                yield from walk(node.body, around)
 
-    yield from walk(case.program.body, _dtype_of(case.plan, device))
-
-
-def _dtype_of(plan: Plan, device: str) -> str:
-    """Return the dtype of a plan's contexts, or "" if autocast is off."""
-    dtype = ""
-    for context in plan.contexts:
-        dtype = _entered(context, device, dtype)
-    return dtype
+    state = _State(load_table(device).default_dtype, enabled=False)
+    for context in case.plan.contexts:
+        state = _entered(context, device, state)
+    yield from walk(case.program.body, state)
 
 
-def _entered(context: Autocast, device: str, around: str) -> str:
+class _State(NamedTuple):
+    """Autocast's state of a device."""
+
+    dtype: str
+    enabled: bool
+
+
+def _entered(context: Autocast, device: str, around: _State) -> _State:
     if context.device not in (None, device):
         return around
-    table = load_table(device)
-    dtype = context.dtype or table.default_dtype
-    return dtype if context.enabled and dtype in table.supported_dtypes else ""
+    dtype = context.dtype or around.dtype
+    return _State(dtype, context.enabled and dtype in load_table(device).supported_dtypes)
 
 
 def _unlike(op: Op, device: str, dtype: str, floats: Set[str]) -> Iterator[tuple[str, ...]]:

@@ -166,6 +166,12 @@ def test_a_statement_that_others_promote_is_noted_with_both_dtypes() -> None:
     )
 
 
+def test_a_context_without_a_dtype_has_that_of_the_one_around_it() -> None:
+    """Of float32 both are off, so there is nothing that another device would promote."""
+    off = msgspec.structs.replace(FORWARD, contexts=(Autocast(dtype="float32"), Autocast()))
+    assert noted(under(EXP, off), kinds=["portability"]) == ()
+
+
 def test_a_statement_that_others_refuse_is_noted_with_their_error() -> None:
     (note,) = noted(under(ENTROPY))
     assert note.message.startswith("float32 on cpu; ")
