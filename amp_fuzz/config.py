@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 # As in `amp_fuzz.records.schema`, which is slow to import.
-NOTE_KINDS = ("precision", "autocast-raises", "portability")
+NOTE_KINDS = ("precision", "autocast-raises", "portability", "context")
 
 Kind: TypeAlias = Literal[
     "integer", "number", "flag", "word", "choice", "list", "path", "paths", "place"

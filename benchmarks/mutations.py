@@ -1,13 +1,15 @@
 """Change the package at random, a small change each time, and record which tests notice.
 
-    python benchmarks/mutations.py [--count=30] [--seed=0] [--out=benchmarks/mutations.json]
+    python benchmarks/mutations.py [--count=30] [--seed=0] [--near] [--out=mutations.json]
 
 Each mutation is one change of the syntax of a function of `amp_fuzz/`: a comparison turned round, a
 condition negated, a number or a truth value changed, a statement left out, two arguments exchanged,
 a returned value replaced by None. The first ones are in a room each. It is made in a copy of the
-checkout, where `make test` runs until a test fails, those of the room first; if none does, so do
-the thorough tests. A mutation that no test can run (docstrings, messages of errors, types,
-`__repr__`) is not drawn. Each is written when it is done, and a second call continues.
+checkout, where `make test` runs until a test fails, those that name the module first; if none
+does, so do the thorough tests. With `--near` only the 20 nearest files of each tier run: what they
+notice, the tier does, and of the rest nothing is said. A mutation that no test can run (docstrings,
+messages of errors, types, `__repr__`) is not drawn. Each is written when it is done, and a second
+call continues.
 
 The tests of the copy without a mutation must pass: `--check` runs them.
 """
@@ -18,6 +20,7 @@ import ast
 import copy
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -35,7 +38,7 @@ from benchmarks.common import ROOT, Row, arguments, commit, machine, read, versi
 PACKAGE = ROOT / "amp_fuzz"
 TIERS = {"make test": "not thorough and not slow", "make test-rest": "thorough and not slow"}
 
-# The folders of tests that are about a room, which run first.
+# The folders of tests that are about a room.
 ABOUT = {
     "backends": "backends",
     "check": "check",
@@ -243,44 +246,73 @@ def copied(folder: Path) -> Path:
     return Path(shutil.copytree(ROOT, folder / "tree", ignore=left_out))
 
 
-def ordered(tree: Path, room: str) -> list[str]:
-    """Return the folders of tests, those about a room first."""
-    folders = sorted(
-        path.name for path in (tree / "tests").iterdir() if any(path.glob("test_*.py"))
-    )
-    first = ABOUT.get(room, "unit")
-    return [f"tests/{name}" for name in sorted(folders, key=lambda name: name != first)]
+def near_and_far(tree: Path, mutation: Mutation) -> tuple[list[str], list[str]]:
+    """Return the 20 files of tests nearest to a mutation, and the others.
+
+    First come those that name the module, then what encloses the place, then those that import the
+    package, then those of the room.
+    """
+    module = mutation.path.removesuffix(".py").replace("/", ".")
+    package, _, own = module.rpartition(".")
+    words = "|".join(enclosing(tree / mutation.path, mutation.line))
+    signs = (rf"{module}\b|from {package} import .*\b{own}\b", rf"\b({words})\b")
+    about = ABOUT.get(mutation.room, "unit")
+
+    def distance(path: Path) -> tuple[int, bool, Path]:
+        text = path.read_text(encoding="utf-8")
+        found = (bool(re.search(sign, text)) for sign in (*signs, f"from {package} import"))
+        nearest = next((at for at, is_there in enumerate(found) if is_there), len(signs) + 1)
+        return nearest, path.parent.name != about, path
+
+    files = sorted((tree / "tests").rglob("test_*.py"), key=distance)
+    named = [str(path.relative_to(tree)) for path in files]
+    return named[:20], named[20:]
 
 
-def tested(tree: Path, room: str, tier: str, jobs: int) -> Row:
-    """Run a tier in a tree until a test fails; return that test, and the seconds."""
+def enclosing(path: Path, line: int) -> list[str]:
+    """Return the names of the functions and classes around a line."""
+    kinds = ast.FunctionDef | ast.ClassDef
+    found = [n for n in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(n, kinds)]
+    return [n.name for n in found if n.lineno <= line <= (n.end_lineno or n.lineno)]
+
+
+def tested(tree: Path, tier: str, jobs: int, *parts: list[str]) -> Row:
+    """Run parts of a tier in a tree until a test fails; return that test, and the seconds."""
     words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-    words += [f"-n{jobs}", "--dist=load", "-m", TIERS[tier], "-rfE", "--no-header", "--tb=no"]
-    start = time.monotonic()
-    done = subprocess.run(
-        [*words, *ordered(tree, room)],
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    heads = ("FAILED ", "ERROR ")
-    failed = [line for line in done.stdout.splitlines() if line.startswith(heads)]
-    noticed = done.returncode not in (0, 5)
-    by = failed[0][:200] if failed else done.stdout[-200:] if noticed else ""
-    return {"noticed": noticed, "by": by, "seconds": round(time.monotonic() - start, 1)}
+    words += [f"-n{jobs}", "--dist=load", "--maxschedchunk=8", "-m", TIERS[tier], "-rfE"]
+    row: Row = {"noticed": False, "by": "", "seconds": 0.0}
+    for files in filter(None, parts):
+        start = time.monotonic()
+        done = subprocess.run(
+            [*words, "--no-header", "--tb=no", *files],
+            cwd=tree,
+            env={**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        row["seconds"] = round(row["seconds"] + time.monotonic() - start, 1)
+        heads = ("FAILED ", "ERROR ")
+        failed = [line for line in done.stdout.splitlines() if line.startswith(heads)]
+        if done.returncode not in (0, 5):
+            row |= {"noticed": True, "by": failed[0][:200] if failed else done.stdout[-200:]}
+            break
+    return row
 
 
-def judged(mutation: Mutation, text: str, tree: Path, jobs: int) -> Row:
-    """Return which tier notices a mutation, and which test first."""
+def judged(mutation: Mutation, text: str, tree: Path, jobs: int, *, near: bool) -> Row:
+    """Return which tier notices a mutation, and which test first.
+
+    near: run only the 20 nearest files of tests.
+    """
     path = tree / mutation.path
     before = path.read_text(encoding="utf-8")
     row: Row = {**asdict(mutation), "room": mutation.room, "noticed": ""}
     try:
         path.write_text(text, encoding="utf-8")
         for tier in TIERS:
-            row[tier] = tested(tree, mutation.room, tier, jobs)
+            parts = near_and_far(tree, mutation)
+            row[tier] = tested(tree, tier, jobs, *parts[: 1 if near else 2])
             if row[tier]["noticed"]:
                 row["noticed"] = tier
                 break
@@ -297,6 +329,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="processes that share the tests")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     parser.add_argument("--list", action="store_true", help="print the mutations, and judge none")
+    parser.add_argument("--near", action="store_true", help="run the 20 nearest files only")
     parser.add_argument("--check", action="store_true", help="run the tests without a mutation")
     given = parser.parse_args()
     chosen = list(islice(drawn(given.seed), given.count))
@@ -314,10 +347,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         tree = copied(Path(folder))
         if given.check:
-            print({tier: tested(tree, "root", tier, given.jobs) for tier in TIERS})
+            print({tier: tested(tree, tier, given.jobs, ["tests"]) for tier in TIERS})
             return
         for mutation, text in chosen[len(result["mutations"]) :]:
-            row = judged(mutation, text, tree, given.jobs)
+            row = judged(mutation, text, tree, given.jobs, near=given.near)
             result["mutations"].append(row)
             write(given.out, result)
             by = row["noticed"] or "NO TEST"

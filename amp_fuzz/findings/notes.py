@@ -1,6 +1,6 @@
-"""Notes of a case: it raises only under autocast, or its dtypes depend on the device.
+"""Notes of a case: it raises only under autocast, or what it does depends on the device.
 
-Neither is a divergence: both sides follow their policy table. The judge adds further notes to its
+None is a divergence: both sides follow their policy table. The judge adds further notes to its
 verdict (a rounding that a compiler left out).
 
 *autocast-raises*: a case that raised runs again under the reference, without autocast, forward only
@@ -10,6 +10,8 @@ and up to the statement that raised.
 dtypes would meet under another device's policies, the statement alone runs here under those, once
 for each signature; later cases look it up. A kernel may be missing only here: if that run raises,
 fake tensors of the other device decide.
+
+*context*: the tables say on which devices a context does something else, or nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, MutableMapping, Set
 from dataclasses import replace
 from functools import partialmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -26,7 +28,7 @@ from amp_fuzz import reference
 from amp_fuzz.backends import without_values
 from amp_fuzz.backends.harness import Observation, Raised, run_marked
 from amp_fuzz.backends.reference import ReferenceRuntime
-from amp_fuzz.backends.source import statement_source
+from amp_fuzz.backends.source import autocast_call, statement_source
 from amp_fuzz.cases.case import Case, Plan, bare, inferring
 from amp_fuzz.cases.program import (
     FLOAT_DTYPES,
@@ -43,6 +45,7 @@ from amp_fuzz.cases.program import (
     uses,
 )
 from amp_fuzz.catalogue import CATALOGUE, Op
+from amp_fuzz.findings.contexts import Fact, by_dtype, without_dtype, without_tensors
 from amp_fuzz.findings.guilty import alone
 from amp_fuzz.findings.minimize import capture, without
 from amp_fuzz.findings.remedies import remedy
@@ -72,6 +75,8 @@ def notes_of(
     memory: filled here; pass it again for other cases.
     """
     own = tuple(note for note in verdict.notes if note.kind in kinds)
+    if verdict.outcome in ("agreed", "raised") and "context" in kinds:
+        own += tuple(_contexts(judge, verdict))
     if verdict.outcome == "raised" and "autocast-raises" in kinds:
         return (*own, *_raising(judge, verdict))
     if verdict.outcome == "agreed" and "portability" in kinds:
@@ -259,33 +264,34 @@ def _specs(case: Case, seen: Observation) -> dict[str, TensorSpec]:
 def _under(case: Case, device: str) -> Iterator[tuple[Statement, str]]:
     """Yield the statements that run under autocast of a device, each with its dtype."""
 
-    def walk(body: tuple[Node, ...], dtype: str) -> Iterator[tuple[Statement, str]]:
+    def walk(body: tuple[Node, ...], around: _State) -> Iterator[tuple[Statement, str]]:
         for node in body:
             if isinstance(node, Statement):
-                if dtype:
-                    yield node, dtype
+                if around.enabled:
+                    yield node, around.dtype
             elif isinstance(node.context, Autocast):
-                yield from walk(node.body, _entered(node.context, device, dtype))
+                yield from walk(node.body, _entered(node.context, device, around))
             else:
-                yield from walk(node.body, dtype)
+                yield from walk(node.body, around)
 
-    yield from walk(case.program.body, _dtype_of(case.plan, device))
-
-
-def _dtype_of(plan: Plan, device: str) -> str:
-    """Return the dtype of a plan's contexts, or "" if autocast is off."""
-    dtype = ""
-    for context in plan.contexts:
-        dtype = _entered(context, device, dtype)
-    return dtype
+    state = _State(load_table(device).default_dtype, enabled=False)
+    for context in case.plan.contexts:
+        state = _entered(context, device, state)
+    yield from walk(case.program.body, state)
 
 
-def _entered(context: Autocast, device: str, around: str) -> str:
+class _State(NamedTuple):
+    """Autocast's state of a device."""
+
+    dtype: str
+    enabled: bool
+
+
+def _entered(context: Autocast, device: str, around: _State) -> _State:
     if context.device not in (None, device):
         return around
-    table = load_table(device)
-    dtype = context.dtype or table.default_dtype
-    return dtype if context.enabled and dtype in table.supported_dtypes else ""
+    dtype = context.dtype or around.dtype
+    return _State(dtype, context.enabled and dtype in load_table(device).supported_dtypes)
 
 
 def _unlike(op: Op, device: str, dtype: str, floats: Set[str]) -> Iterator[tuple[str, ...]]:
@@ -327,6 +333,56 @@ def _meeting(policy: Policy | None, floats: Set[str], dtype: str) -> Set[str]:
             return floats | {"sets float32"}
         case _:
             return floats
+
+
+# -- contexts that do something else elsewhere ----------------------------------------------------
+
+
+def _contexts(judge: Judge, verdict: Verdict) -> Iterator[Note]:
+    """Yield what is to be known of the contexts of a case, each fact once."""
+    case, seen, device = verdict.case, verdict.seen, judge.backend.device
+    if seen is None:
+        return
+    met = {device, *seen.devices.values(), *(call.device for call in seen.kernels)}
+    met |= {spec.device for spec in case.program.inputs}
+    told: set[Fact] = set()
+    for context, inherits in _opened(case, device):
+        if not context.enabled:
+            continue
+        if context.device not in (None, device):
+            fact = None if context.device in met else without_tensors(context.device, device)
+        elif context.dtype is not None:
+            fact = by_dtype(device, context.dtype)
+        else:
+            fact = None if inherits else without_dtype(device)
+        if fact is not None and fact not in told:
+            told.add(fact)
+            yield fact.note(judge.backend.name, autocast_call(context))
+
+
+def _opened(case: Case, device: str) -> Iterator[tuple[Autocast, bool]]:
+    """Yield the contexts of a case, and whether one around it sets the dtype of the device."""
+
+    def sets(context: Autocast) -> bool:
+        return context.dtype is not None and context.device in (None, device)
+
+    def walk(body: tuple[Node, ...], inherits: bool) -> Iterator[tuple[Autocast, bool]]:
+        for node in body:
+            if isinstance(node, Statement):
+                continue
+            inner = inherits
+            if isinstance(node.context, Autocast):
+                yield node.context, inherits
+                inner |= sets(node.context)
+            yield from walk(node.body, inner)
+
+    inherits = False
+    for context in case.plan.contexts:
+        yield context, inherits
+        inherits |= sets(context)
+    yield from walk(case.program.body, inherits)
+    if case.plan.backward_context is not None:
+        yield case.plan.backward_context, False
 
 
 _WIDTHS = (*_HALVES, "float32")

@@ -82,9 +82,9 @@ def own(trial: Trial, found: Divergence) -> Own:
     if any(isinstance(context, FP8) for context in regions(trial.case.program.body)):
         return NONE
     program = trial.explicit()
-    twin = None if program is None else trial.twin(program.case, program.expected)
+    other = None if program is None else trial.beside(program.case, program.expected)
     kept = frozenset() if program is None else program.kept
-    plain = trial.bare() if twin is None or kept else twin  # no part of it is under autocast
+    plain = trial.bare() if other is None or kept else other  # no part of it is under autocast
     if found.kind in ("relation", "nondeterminism"):
         if plain.expected.kernels:
             return NONE
@@ -92,11 +92,11 @@ def own(trial: Trial, found: Divergence) -> Own:
             return _changing(trial, plain, found)
         return Own(relation=found.where) if _breaks(trial, plain, found) else NONE
     values = _values(trial)
-    asked = _Asked(trial, twin, kept, _wrong(trial, kept, values))
+    asked = _Asked(trial, other, kept, _wrong(trial, kept, values))
     labels = frozenset(one.where for one in values if asked.shows(one))
     state = _parts(trial.observed) - _parts(trial.expected)
     if state:  # without any autocast, what is left of it is autocast's all the same
-        known = twin is not None and not plain.expected.kernels
+        known = other is not None and not plain.expected.kernels
         state &= _parts(plain.observed) if known else frozenset()
     return Own(labels, _ends(trial) and asked.raises(), state)
 
@@ -126,19 +126,19 @@ def _outside(case: Case) -> set[str]:
 class _Asked:
     """Asks whether the backend shows the same without autocast.
 
-    twin: the trial of the explicit program, if there is one. kept: names of values that it still
+    other: the trial of the explicit program, if there is one. kept: names of values that it still
     computes under autocast. wrong: those of them that may be wrong.
     """
 
     trial: Trial
-    twin: Trial | None
+    other: Trial | None
     kept: frozenset[str]
     wrong: frozenset[str]
 
     def shows(self, found: Divergence) -> bool:
         """Return whether a value diverges in the same way."""
-        if self.twin is not None and self._says(self.twin, found.where):
-            return _same(self.trial, self.twin, found)
+        if self.other is not None and self._says(self.other, found.where):
+            return _same(self.trial, self.other, found)
         bare = self.trial.bare()
         if bare.expected.kernels:  # a callable enters autocast itself
             return False
@@ -147,15 +147,15 @@ class _Asked:
 
     def raises(self) -> bool:
         """Return whether the backend ends in the same way, if it is exact at the same statement."""
-        trial, twin = self.trial, self.twin
+        trial, other = self.trial, self.other
         alike = _alike_there if trial.backend.exact else _alike
-        if twin is None or self.wrong or not alike(trial.expected, twin.expected):
-            twin = trial.bare()
-            if twin.expected.kernels:
+        if other is None or self.wrong or not alike(trial.expected, other.expected):
+            other = trial.bare()
+            if other.expected.kernels:
                 return False
-        return alike(trial.expected, twin.expected) and alike(trial.observed, twin.observed)
+        return alike(trial.expected, other.expected) and alike(trial.observed, other.observed)
 
-    def _says(self, twin: Trial, label: str) -> bool:
+    def _says(self, other: Trial, label: str) -> bool:
         """Return whether the explicit program says something of a label.
 
         The reference has to compute the same in both programs.
@@ -166,7 +166,7 @@ class _Asked:
             return False  # a region that ends late, or a gradient through what is kept
         if any(name in tainted(case, value) for value in self.wrong):
             return False
-        a, b = (side.expected.values.get(label, _MISSING) for side in (self.trial, twin))
+        a, b = (side.expected.values.get(label, _MISSING) for side in (self.trial, other))
         if a is None or b is None:
             return a is b
         if a is _MISSING or b is _MISSING or (a.dtype, a.shape) != (b.dtype, b.shape):
@@ -174,27 +174,27 @@ class _Asked:
         return not self.trial.backend.values or same(a, b)
 
 
-def _changing(trial: Trial, twin: Trial, found: Divergence) -> Own:
+def _changing(trial: Trial, other: Trial, found: Divergence) -> Own:
     """Return the labels that may change with one that changes from run to run without autocast."""
-    if twin.changed(lambda label: label != found.where) is None:
+    if other.changed(lambda label: label != found.where) is None:
         return NONE
     names = tainted(trial.case, found.where)
     return Own(frozenset(at for at in trial.expected.values if named(at) in names))
 
 
-def _breaks(trial: Trial, twin: Trial, found: Divergence) -> bool:
+def _breaks(trial: Trial, other: Trial, found: Divergence) -> bool:
     """Return whether a relation does not hold without autocast either."""
-    broken = twin.within()
+    broken = other.within()
     if broken is not None:
         return broken.where == found.where
     relation = RELATIONS.get(found.where.partition(":")[0])
     if relation is None:
         return False
     if relation.together:  # a function transform raises, and neither it nor autocast alone does
-        ends = _alike(trial.observed, twin.observed) and twin.observed.raised is not None
-        return ends and twin.case.plan.transform != "none"
-    values, judge = trial.backend.values, twin.related
-    again = check_relation(relation, twin.case, twin.run_once, values=values, judge=judge)
+        ends = _alike(trial.observed, other.observed) and other.observed.raised is not None
+        return ends and other.case.plan.transform != "none"
+    values, judge = trial.backend.values, other.related
+    again = check_relation(relation, other.case, other.run_once, values=values, judge=judge)
     return again is not None and again.where == found.where
 
 
@@ -216,10 +216,10 @@ def _values(trial: Trial) -> list[Divergence]:
     return found
 
 
-def _same(trial: Trial, twin: Trial, found: Divergence) -> bool:
+def _same(trial: Trial, other: Trial, found: Divergence) -> bool:
     """Return whether the backend computes the same value of a label in the explicit program."""
     label = found.where
-    mine, theirs = trial.observed.values.get(label), twin.observed.values.get(label, _MISSING)
+    mine, theirs = trial.observed.values.get(label), other.observed.values.get(label, _MISSING)
     if mine is None or theirs is None:
         return mine is theirs
     if (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
@@ -228,8 +228,8 @@ def _same(trial: Trial, twin: Trial, found: Divergence) -> bool:
         return True
     if trial.backend.exact:
         return False
-    also = twin.compare(skip=lambda other: other != label)
-    return also is not None and also.kind == found.kind and twin.near(label, theirs, mine)
+    also = other.compare(skip=lambda at: at != label)
+    return also is not None and also.kind == found.kind and other.near(label, theirs, mine)
 
 
 _MISSING = torch.empty(0)

@@ -173,7 +173,7 @@ class Trial:
             self._kept.explicit[self.imitated] = found
         return self._kept.explicit[self.imitated]
 
-    def twin(self, case: Case, expected: Observation) -> Trial:
+    def beside(self, case: Case, expected: Observation) -> Trial:
         """Return the trial of another case that computes the same; the backend runs it once."""
         kept, sides = _Kept(runs=self._kept.runs), (expected, self.run_once(case))
         made = Trial(case, self.backend, *sides, self.imitated, self.scope, _kept=kept)

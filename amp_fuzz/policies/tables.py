@@ -29,6 +29,8 @@ from amp_fuzz.cases.program import FLOAT_DTYPES
 __all__ = [
     "DEVICES",
     "FRAMEWORKS",
+    "ContextRule",
+    "Does",
     "Policy",
     "PolicyTable",
     "PolicyTableError",
@@ -60,6 +62,8 @@ DEVICES = tuple(
 # A schema name with its overload, in a namespace other than aten if it says so: a vendor's table
 # may hold "torchvision::roi_align".
 _OVERLOAD = re.compile(r"(?:[A-Za-z_]\w*::)?[A-Za-z_]\w*(?:\.\w+)?", re.ASCII)
+
+_ANY = "*"
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
@@ -93,6 +97,17 @@ class Policy(StrEnum):
 
     `torch.library.register_autocast` does this to a custom op.
     """
+
+
+class Does(StrEnum):
+    """What ``torch.autocast(device, dtype=...)`` does with a dtype, if it is enabled."""
+
+    ON = "on"
+    """Take it: autocast is on."""
+    OFF = "off"
+    """Warn, and leave autocast off in the block."""
+    RAISES = "raises"
+    """Raise RuntimeError."""
 
 
 class PolicyTableError(ValueError):
@@ -131,21 +146,49 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
+class ContextRule:
+    """What a context does with some dtypes.
+
+    dtypes: their names; ``*`` is every dtype that no other rule names.
+    does: what the context does with them.
+    versions: the torch versions for which the rule holds, a PEP 440 range.
+    source: the upstream file and function that says so.
+    lacking: what the context does instead if the device or its system lacks the dtype, or None.
+    """
+
+    dtypes: tuple[str, ...]
+    does: Does
+    versions: str
+    source: str
+    lacking: Does | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyTable:
     """The rules of one device type for one torch version.
 
     default_dtype: what ``torch.get_autocast_dtype(device)`` answers in a fresh process.
-    supported_dtypes: what ``torch.autocast(device, dtype=...)`` takes without turning itself off.
+    contexts: what ``torch.autocast(device, dtype=...)`` does with each dtype.
     rules: overload -> rule; an op that has none passes through autocast untouched.
     """
 
     device: str
     dispatch_key: str
     default_dtype: str
-    supported_dtypes: tuple[str, ...]
     source: str
     torch_version: str
+    contexts: tuple[ContextRule, ...]
     rules: Mapping[str, Rule] = field(hash=False)
+
+    def context(self, dtype: str) -> ContextRule:
+        """Return the rule of a context of a dtype, any of torch's."""
+        named = (rule for rule in self.contexts if dtype in rule.dtypes)
+        return next(named, None) or next(rule for rule in self.contexts if _ANY in rule.dtypes)
+
+    @property
+    def supported_dtypes(self) -> tuple[str, ...]:
+        """The floating dtypes that a context takes, where the device has them."""
+        return tuple(dtype for dtype in FLOAT_DTYPES if self.context(dtype).does is Does.ON)
 
 
 def load_table(device: str, *, torch_version: str | None = None) -> PolicyTable:
@@ -238,7 +281,7 @@ def tabled_devices(*, torch_version: str | None = None) -> tuple[str, ...]:
 def since(device: str) -> str:
     """Return the first torch whose rules the table of one of `DEVICES` has: ``2.8`` for maia."""
     name = f"{device}.toml"
-    _, groups = _parse(_POLICIES.joinpath(name).read_text(encoding="utf-8"), f"policies/{name}")
+    *_, groups = _parse(_POLICIES.joinpath(name).read_text(encoding="utf-8"), f"policies/{name}")
     bounds = (b for group in groups for b in group.versions if b.operator == ">=")
     return min((bound.version for bound in bounds), key=Version)
 
@@ -250,7 +293,7 @@ def _held(torch_version: str | None) -> Mapping[str, tuple[Rule, ...]]:
     for device in DEVICES:
         name = f"{device}.toml"
         text = _POLICIES.joinpath(name).read_text(encoding="utf-8")
-        _, groups = _parse(text, f"policies/{name}")
+        *_, groups = _parse(text, f"policies/{name}")
         held[device] = tuple(_holding(groups, version))
     return held
 
@@ -259,9 +302,17 @@ class _File(msgspec.Struct, frozen=True):
     device: str
     dispatch_key: str
     default_dtype: str
-    supported_dtypes: tuple[str, ...]
     source: str
+    context: tuple[dict[str, Any], ...]
     group: tuple[dict[str, Any], ...]
+
+
+class _Context(msgspec.Struct, frozen=True):
+    dtypes: tuple[str, ...]
+    does: str
+    versions: str
+    source: str
+    lacking: str = ""
 
 
 class _Group(msgspec.Struct, frozen=True):
@@ -283,7 +334,7 @@ class _Rules:
 
 def _read(text: str, file: str, torch_version: str | None) -> PolicyTable:
     version = _version(torch_version)
-    head, groups = _parse(text, file)
+    head, contexts, groups = _parse(text, file)
     rules: dict[str, Rule] = {}
     for group in groups:
         for rule in _holding((group,), version):
@@ -300,15 +351,36 @@ def _read(text: str, file: str, torch_version: str | None) -> PolicyTable:
         raise PolicyTableError(
             file, "", f"no rule holds for torch {version}; its ranges are {ranges}"
         )
-    return PolicyTable(
+    table = PolicyTable(
         device=head.device,
         dispatch_key=head.dispatch_key,
         default_dtype=head.default_dtype,
-        supported_dtypes=head.supported_dtypes,
         source=head.source,
         torch_version=str(version),
+        contexts=_holding_contexts(contexts, file, version),
         rules=MappingProxyType(rules),
     )
+    if table.context(head.default_dtype).does is not Does.ON:
+        problem = f"default_dtype {head.default_dtype!r} is not taken: its context is not 'on'"
+        raise PolicyTableError(file, "top level", problem)
+    return table
+
+
+def _holding_contexts(
+    contexts: Iterable[ContextRule], file: str, version: Version
+) -> tuple[ContextRule, ...]:
+    """Return the rules of contexts that hold for a version: one for each dtype."""
+    held = tuple(rule for rule in contexts if version in SpecifierSet(rule.versions))
+    named = [dtype for rule in held for dtype in rule.dtypes]
+    for dtype in (_ANY, *named):
+        if named.count(dtype) != 1:
+            raise PolicyTableError(
+                file,
+                "context",
+                f"dtype {dtype!r} has {named.count(dtype)} contexts for torch {version}; give each "
+                f"dtype one, and all others one of {_ANY!r}",
+            )
+    return held
 
 
 def _version(torch_version: str | None) -> Version:
@@ -333,22 +405,49 @@ def _holding(groups: Iterable[_Rules], version: Version) -> Iterator[Rule]:
             yield from group.rules
 
 
-def _parse(text: str, file: str) -> tuple[_File, tuple[_Rules, ...]]:
+def _parse(text: str, file: str) -> tuple[_File, tuple[ContextRule, ...], tuple[_Rules, ...]]:
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise PolicyTableError(file, "", f"not TOML: {error}") from error
     head = _convert(raw, _File, file, "top level")
-    for dtype in (*head.supported_dtypes, head.default_dtype):
-        _one_of(dtype, FLOAT_DTYPES, "dtype", file, "top level")
-    if head.default_dtype not in head.supported_dtypes:
-        raise PolicyTableError(
-            file, "top level", f"default_dtype {head.default_dtype!r} is not in supported_dtypes"
-        )
-    return head, tuple(
-        _rules(_convert(group, _Group, file, place), file, place)
-        for place, group in ((f"group {n}", group) for n, group in enumerate(head.group, 1))
+    _one_of(head.default_dtype, FLOAT_DTYPES, "dtype", file, "top level")
+    contexts = tuple(
+        _context_rule(_convert(context, _Context, file, place), file, place)
+        for place, context in ((f"context {n}", raw) for n, raw in enumerate(head.context, 1))
     )
+    return (
+        head,
+        contexts,
+        tuple(
+            _rules(_convert(group, _Group, file, place), file, place)
+            for place, group in ((f"group {n}", group) for n, group in enumerate(head.group, 1))
+        ),
+    )
+
+
+def _context_rule(context: _Context, file: str, place: str) -> ContextRule:
+    for word in filter(None, (context.does, context.lacking)):
+        _one_of(word, map(str, Does), "word", file, place)
+    for dtype in context.dtypes:
+        _one_of(dtype, (*FLOAT_DTYPES, _ANY), "dtype", file, place)
+    _range(context.versions, file, place)
+    return ContextRule(
+        context.dtypes,
+        Does(context.does),
+        context.versions,
+        context.source,
+        Does(context.lacking) if context.lacking else None,
+    )
+
+
+def _range(versions: str, file: str, place: str) -> SpecifierSet:
+    try:
+        return SpecifierSet(versions)
+    except InvalidSpecifier as error:
+        raise PolicyTableError(
+            file, place, f"versions {versions!r} is no PEP 440 range; write '>=2.7,<2.13'"
+        ) from error
 
 
 def _rules(group: _Group, file: str, place: str) -> _Rules:
@@ -357,12 +456,7 @@ def _rules(group: _Group, file: str, place: str) -> _Rules:
     _one_of(group.policy, policies, "policy", file, place)
     policy = Policy(group.policy)
     place = f"{place} ({policy}, {group.versions})"
-    try:
-        versions = SpecifierSet(group.versions)
-    except InvalidSpecifier as error:
-        raise PolicyTableError(
-            file, place, f"versions {group.versions!r} is no PEP 440 range; write '>=2.7,<2.13'"
-        ) from error
+    versions = _range(group.versions, file, place)
     if not group.ops:
         raise PolicyTableError(file, place, "ops is empty: name an op, or delete the group")
     for op in (*group.ops, *group.redispatch.values()):

@@ -66,7 +66,7 @@ def outcome_of(known: str) -> Outcome:
     return "backend" if known else "diverged"
 
 
-NoteKind: TypeAlias = Literal["precision", "autocast-raises", "portability"]
+NoteKind: TypeAlias = Literal["precision", "autocast-raises", "portability", "context"]
 NOTE_KINDS: tuple[NoteKind, ...] = get_args(NoteKind)
 
 
@@ -162,12 +162,13 @@ class Note(msgspec.Struct, frozen=True):
 
     precision: a compiler left out a rounding. autocast-raises: the program runs without autocast
     and raises under it. portability: another device's policies raise or round where these do not.
+    context: a context does something else on another device, or nothing.
     Of `amp_fuzz.check` alone, not-restored: state that a call changed cannot be restored;
     stale-cast: a weight changes inside an autocast context, and is used through its old cast then;
     not-finite: a value is NaN, infinite or 0 under autocast, and not without.
     where: the statement as text. message: the observed effect in one line. advice: the remedy in
     one sentence. device: the devices, joined by commas, that run the statement (autocast-raises)
-    or that differ (portability); "" if there is none.
+    or that differ (portability, context); "" if there is none.
     """
 
     kind: NoteKind | Literal["not-restored", "stale-cast", "not-finite"]

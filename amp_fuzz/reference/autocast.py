@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from amp_fuzz.policies.tables import DEVICES, PolicyTable
+from amp_fuzz.policies.tables import DEVICES, Does, PolicyTable
 from amp_fuzz.reference import cache, dispatch, kernels
 from amp_fuzz.reference.queries import Queries
 from amp_fuzz.reference.state import default_dtype, has_table, here, restore, table_of
@@ -36,6 +36,16 @@ _queries = Queries(
 torch_answers = _queries.suspended
 
 
+# Whether the device of this machine lacks a dtype that others of its type have. Only bfloat16 may
+# be lacking.
+_LACKING: dict[str, Callable[[], bool]] = {
+    "cuda": lambda: torch.cuda.is_available() and not torch.cuda.is_bf16_supported(),
+    "mps": lambda: (
+        torch.backends.mps.is_available() and not torch.backends.mps.is_macos_or_newer(14, 0)
+    ),
+}
+
+
 class _Saved(threading.local):
     """What one context will restore, in each thread: a decorated function may run in several."""
 
@@ -50,12 +60,17 @@ class autocast:
         device_type: the device type whose tensors are cast: "cpu", "cuda", "xpu", "mps", "mtia",
             "maia", or whatever `table` is for.
         dtype: what ``lower_precision_fp`` ops run in; None is the current autocast dtype of the
-            device, at first its default. A dtype that the device's table does not support warns
-            and disables, as `torch.autocast` does.
+            device, at first its default. The device's table says whether it is taken, warns and
+            disables, or raises, as `torch.autocast` does.
         enabled: False disables autocast in the block.
         cache_enabled: whether casts of float32 leaves that require grad are cached; None keeps the
             current setting.
         table: a policy table to use instead of the one shipped for the device type.
+
+    Raises:
+        ValueError: the device type has no policy table.
+        RuntimeError: the device raises for this dtype, as a GPU without bfloat16 does. A device
+            that is not here is simulated, and lacks no dtype.
 
     Example::
 
@@ -83,7 +98,10 @@ class autocast:
         self.table = table or table_of(device_type)
         self.dtype = dtype or here().dtypes.get(device_type) or default_dtype(self.table)
         self.cache_enabled = here().cache_enabled if cache_enabled is None else cache_enabled
-        if enabled and str(self.dtype).removeprefix("torch.") not in self.table.supported_dtypes:
+        does = self._does() if enabled else Does.ON
+        if does is Does.RAISES:
+            raise RuntimeError(f"autocast for {device_type} here has no {self.dtype}")
+        if does is Does.OFF:
             warnings.warn(
                 f"autocast for {device_type} supports {', '.join(self.table.supported_dtypes)}, "
                 f"not {self.dtype}: disabled",
@@ -92,6 +110,13 @@ class autocast:
             enabled = False
         self.enabled = enabled
         self._saved = _Saved()
+
+    def _does(self) -> Does:
+        """Return what the table says of the dtype, on the device of this machine if it is here."""
+        rule = self.table.context(str(self.dtype).removeprefix("torch."))
+        if rule.lacking is not None and _LACKING.get(self.device, bool)():
+            return rule.lacking
+        return rule.does
 
     def __enter__(self) -> autocast:
         s, d = here(), self.device

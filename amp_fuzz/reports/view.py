@@ -276,6 +276,7 @@ NOTE_TITLES: Mapping[NoteKind, str] = {
     "precision": "precision: a compiler left out a rounding",
     "autocast-raises": "autocast raises: the program runs without autocast and raises under it",
     "portability": "portability: another device's policies raise, or give another dtype",
+    "context": "context: an autocast context does something else on another device, or nothing",
 }
 
 

@@ -16,6 +16,7 @@ from amp_fuzz.backends.base import Quantises
 from amp_fuzz.backends.dispatcher import has_autocast
 from amp_fuzz.backends.harness import DRIVER, PROGRAM, changes, compiled, quiet
 from amp_fuzz.backends.torch_state import torch_state
+from amp_fuzz.cases.program import Autocast
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, F16, call, case, drawn, one_line, under, x
@@ -248,3 +249,22 @@ def test_a_line_that_a_source_does_not_have_is_none() -> None:
         assert found[1] == text.splitlines()[-1].strip()
         assert source.line(name, count + 150) is None
         assert source.line(name, 0) is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_context_of_a_wide_dtype_casts_up_on_cuda(dtype: str) -> None:
+    body = call("mm", "x0", "x0"), call("exp", "x0", to="v1"), call("mm", "x1", "x1", to="v2")
+    own = [x("x0", 2, 2, dtype="float16"), x("x1", 2, 2)]
+    one = case(own, *body, contexts=(Autocast(dtype=dtype),)).with_plan(backward="none")
+    verdict = judge_of(backends()["fake-cuda"], []).judge(one)
+    assert verdict.outcome == "agreed"
+    assert verdict.seen is not None
+    made = {label: str(t.dtype) for label, t in verdict.seen.values.items() if t is not None}
+    assert made == {"v0": f"torch.{dtype}", "v1": "torch.float32", "v2": f"torch.{dtype}"}
+
+
+def test_a_promote_op_that_raises_under_float64_is_known() -> None:
+    body = call("addcmul", "x0", "x0", "x0")
+    one = case([x("x0", 2)], body, contexts=(Autocast(dtype="float64"),))
+    verdict = judge_of(backends()["fake-cuda"], shipped()).judge(one.with_plan(backward="none"))
+    assert verdict.known == "promote-foreign-half"

@@ -55,8 +55,19 @@ TABLE = """
 device = "mydev"
 dispatch_key = "AutocastPrivateUse1"
 default_dtype = "float16"
-supported_dtypes = ["bfloat16", "float16"]
 source = "what mydev promises"
+
+[[context]]
+dtypes = ["bfloat16", "float16"]
+does = "on"
+versions = ">=2.7"
+source = "torch.mydev.get_amp_supported_dtype()"
+
+[[context]]
+dtypes = ["*"]
+does = "off"
+versions = ">=2.7"
+source = "torch/amp/autocast_mode.py, autocast.__init__"
 
 [[group]]
 policy = "lower_precision_fp"

@@ -201,6 +201,37 @@ def test_generators_of_its_own_are_put_back() -> None:
     assert before[1] == str(model.numpys.bit_generator.state)
 
 
+def test_a_scaler_and_schedulers_are_put_back() -> None:
+    """Else the second call computes with another scale and rate than the first."""
+    model = nn.Linear(8, 8)
+    weight = model.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    halved = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    after = torch.optim.lr_scheduler.ConstantLR(optimizer, 0.1)
+    scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, [halved, after], [3])
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
+
+    def train(x: Tensor) -> Tensor:
+        loss = model(x).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+        return loss.detach() * scaler.get_scale() * scheduler.get_last_lr()[0]
+
+    def state() -> tuple[Any, ...]:
+        epochs = scheduler.last_epoch, halved.last_epoch
+        return scaler.get_scale(), optimizer.param_groups[0]["lr"], *epochs
+
+    assert state() == (4.0, 1.0, 0, 0)
+    result = amp_fuzz.check(train, X, backends=["eager-cpu"], backward=False)
+    assert [run.status for run in result.runs] == ["agreed"], str(result)
+    assert torch.equal(model.weight, weight)
+    assert state() == (4.0, 1.0, 0, 0)
+    train(X)
+    assert state() == (8.0, 0.5, 1, 1)
+
+
 def test_caches_hold_no_fake_tensor() -> None:
     """A fake one would be there for the next backend, and for the user."""
 

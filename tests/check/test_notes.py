@@ -131,6 +131,7 @@ def test_an_honest_model_has_no_notes(name: str, dtype: torch.dtype) -> None:
     model, inputs = MODELS[name]()
     result = amp_fuzz.check(model, *inputs, backends=CHEAP, autocast=dtype, store=None)
     assert result.own_casts == ()
+    assert [note for note in result.notes if note.kind == "context"] == []
     step, given = training_step(dtype)
     result = amp_fuzz.check(
         step, *given, backends=["eager-cpu"], autocast=None, backward=False, store=None

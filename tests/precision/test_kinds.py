@@ -185,6 +185,51 @@ def test_a_context_around_ops_without_a_policy_casts_nothing() -> None:
     assert "would cast" in " ".join(str(result).split())
 
 
+def test_a_context_of_another_device_is_noted_beside_one_that_casts() -> None:
+    model = nn.Linear(8, 8)
+
+    def called(x: Tensor) -> Tensor:
+        with torch.autocast("cuda", dtype=F16):
+            return model(x)
+
+    note = "a context is for cuda; the tensors of the call are on cpu, where it changes nothing"
+    x = torch.randn(4, 8)
+    result = precision(called, x)
+    assert (result.verdict, result.contexts) == ("harmless", ("cpu", "cuda"))
+    assert note in " ".join(str(result).split())
+    assert note not in " ".join(str(precision(model, x)).split())
+    assert note not in " ".join(str(precision(called, x, device="cuda")).split())
+
+
+def test_a_context_that_turns_itself_off_casts_nothing() -> None:
+    model = nn.Linear(8, 8)
+
+    def called(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.float32):
+            return model(x)
+
+    result = precision(called, torch.randn(4, 8), autocast=None)
+    assert result.verdict == "casts nothing"
+    assert (result.contexts, result.refused) == ((), ("float32",))
+    text = " ".join(str(result).split())
+    assert "on cpu, where a context of float32 warns and is off" in text
+    assert "Give it torch.bfloat16 or torch.float16." in text
+
+
+def test_a_region_of_float32_is_not_the_dtype_that_is_asked_about() -> None:
+    model = nn.Linear(8, 8)
+
+    def called(x: Tensor) -> Tensor:
+        with torch.autocast("cuda", dtype=torch.float32):
+            x = model(x)
+        with torch.autocast("cuda", dtype=F16):
+            return model(x)
+
+    result = precision(called, torch.randn(4, 8), autocast=None, device="cuda")
+    assert (result.verdict, result.dtype) == ("harmless", "float16")
+    assert (result.contexts, result.refused) == (("cuda",), ())
+
+
 def test_the_dtype_is_that_of_a_context_of_its_own() -> None:
     model = nn.Linear(8, 8)
 

@@ -22,8 +22,10 @@ import torch
 from packaging.version import Version
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from amp_fuzz import reference
 from amp_fuzz.policies.tables import (
     DEVICES,
+    Does,
     Policy,
     PolicyTableError,
     Rule,
@@ -42,7 +44,10 @@ def stock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 TORCH = Version(torch.__version__).release[:2]
 TABLED = tabled_devices()  # maia has its kernels since torch 2.8
-ALL_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+EVERY_DTYPE = (
+    None,
+    *sorted({v for v in vars(torch).values() if isinstance(v, torch.dtype)}, key=str),
+)
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
 
@@ -305,21 +310,55 @@ def test_the_default_dtypes_are_torchs():
     assert answer.stdout.strip() == str(promised).replace("'", "")
 
 
+def done(context: Callable[..., Any], device: str, **more: Any) -> dict[torch.dtype | None, str]:
+    """Return what contexts of every dtype do: ``on``, ``off`` without a word, or else in words."""
+    found = {}
+    for dtype in EVERY_DTYPE:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            try:
+                made = context(device, dtype=dtype, **more)
+            except Exception as error:
+                found[dtype] = f"raises {type(error).__name__}"
+                continue
+        on = made._enabled if isinstance(made, torch.autocast) else made.enabled
+        found[dtype] = "on" if on else "warns, off" if said else "off"
+    return found
+
+
+IN_WORDS = {Does.ON: "on", Does.OFF: "warns, off", Does.RAISES: "raises RuntimeError"}
+ASKED = {  # by torch, for bfloat16
+    "cuda": ("torch.cuda.is_available", "torch.cuda.is_bf16_supported"),
+    "mps": ("torch.backends.mps.is_available", "torch.backends.mps.is_macos_or_newer"),
+}
+
+
+@pytest.mark.parametrize("has", [True, False], ids=["with bfloat16", "without bfloat16"])
 @pytest.mark.parametrize("device", TABLED)
-def test_the_supported_dtypes_are_those_that_torch_autocast_takes(device, monkeypatch):
-    if device == "mps" and TORCH < (2, 10):
+def test_a_context_does_with_each_dtype_what_the_table_and_the_reference_say(
+    device: str, has: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that has the device."""
+    for name, answer in zip(ASKED.get(device, ()), (True, has), strict=False):
+        monkeypatch.setattr(name, lambda *args, _answer=answer: _answer)
+    theirs = done(torch.autocast, device)
+    assert done(reference.autocast, device) == theirs
+    table = load_table(device)
+    for dtype, words in theirs.items():
+        rule = table.context(str(dtype).removeprefix("torch.") if dtype else table.default_dtype)
+        lacking = rule.lacking if not has else None
+        assert words == IN_WORDS[lacking or rule.does], dtype
+
+
+@pytest.mark.parametrize("device", TABLED)
+def test_a_context_that_is_not_enabled_takes_every_dtype(device: str) -> None:
+    if TORCH < (2, 10) and device == "mps":
         pytest.skip("torch 2.7 to 2.9 ask for the macOS, also where there is no mps")
-    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        taken = {d for d in ALL_DTYPES if torch.autocast(device, dtype=d)._enabled}
-    if device == "cuda":  # takes any; see the file
-        assert taken == set(ALL_DTYPES)
-        taken.discard(F64)
-    assert {str(d).removeprefix("torch.") for d in taken} == set(
-        load_table(device).supported_dtypes
-    )
+    theirs = done(torch.autocast, device, enabled=False)
+    assert {words.removeprefix("warns, ") for words in theirs.values()} == {
+        "off"
+    }  # older ones warn
+    assert set(done(reference.autocast, device, enabled=False).values()) == {"off"}
 
 
 def test_float64_as_the_dtype_of_cuda_autocast_makes_every_promote_op_raise():
@@ -467,8 +506,19 @@ GOOD = """
 device = "npu"
 dispatch_key = "AutocastPrivateUse1"
 default_dtype = "bfloat16"
-supported_dtypes = ["bfloat16"]
 source = "vendor handbook, chapter 3"
+
+[[context]]
+dtypes = ["bfloat16"]
+does = "on"
+versions = ">=2.6"
+source = "chapter 2"
+
+[[context]]
+dtypes = ["*"]
+does = "off"
+versions = ">=2.6"
+source = "chapter 2"
 
 [[group]]
 policy = "fp32"
@@ -537,8 +587,14 @@ def test_a_table_cannot_be_changed(tmp_path):
             "",
             "redispatch does not say which overload takes the dtype for 'norm.Scalar'",
         ),
-        ('"bfloat16"', '"bfloat61"', "top level: unknown dtype 'bfloat61'; did you mean"),
-        ('["bfloat16"]', '["float16"]', "default_dtype 'bfloat16' is not in supported_dtypes"),
+        ('= "bfloat16"', '= "bfloat61"', "top level: unknown dtype 'bfloat61'; did you mean"),
+        ('["bfloat16"]', '["bfloat61"]', "context 1: unknown dtype 'bfloat61'; did you mean"),
+        ('["bfloat16"]', '["float16"]', "default_dtype 'bfloat16' is not taken: its context is no"),
+        ('"on"', '"in"', "context 1: unknown word 'in'; known: on, off, raises"),
+        ('"on"', '"on"\nlacking = "rises"', "unknown word 'rises'; did you mean 'raises'?"),
+        ('">=2.6"', '"2.6+"', "context 1: versions '2.6+' is no PEP 440 range; write"),
+        ('["*"]', '["float16"]', "context: dtype '*' has 0 contexts for torch 2.13.0; give each"),
+        ('["*"]', '["*", "bfloat16"]', "dtype 'bfloat16' has 2 contexts for torch 2.13.0"),
         ("[[group]]", "[[group]", "not TOML: "),
         ('">=2.7"', '">=3"', "no rule holds for torch 2.13.0; its ranges are >=3"),
     ],

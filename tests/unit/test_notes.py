@@ -15,6 +15,7 @@ from packaging.version import Version
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.case import Case, Plan
+from amp_fuzz.cases.program import Autocast, Region
 from amp_fuzz.findings import notes
 from amp_fuzz.findings.groups import Groups
 from amp_fuzz.findings.notes import Memory, notes_of, under_policies
@@ -165,6 +166,12 @@ def test_a_statement_that_others_promote_is_noted_with_both_dtypes() -> None:
     )
 
 
+def test_a_context_without_a_dtype_has_that_of_the_one_around_it() -> None:
+    """Of float32 both are off, so there is nothing that another device would promote."""
+    off = msgspec.structs.replace(FORWARD, contexts=(Autocast(dtype="float32"), Autocast()))
+    assert noted(under(EXP, off), kinds=["portability"]) == ()
+
+
 def test_a_statement_that_others_refuse_is_noted_with_their_error() -> None:
     (note,) = noted(under(ENTROPY))
     assert note.message.startswith("float32 on cpu; ")
@@ -247,6 +254,63 @@ def test_tensors_of_the_cpu_do_not_borrow_what_the_devices_do() -> None:
 def test_only_kinds_that_are_asked_for_are_looked_for(kind: str) -> None:
     for one, own in ((NO_POLICY, "autocast-raises"), (EXP, "portability")):
         assert {n.kind for n in noted(one, kinds=(kind,))} == {own} & {kind}
+
+
+# -- contexts that do something else elsewhere ----------------------------------------------------
+
+SINE = call("sin", "x0")
+F32 = Autocast(dtype="float32")
+DEFAULT = Autocast()
+FOR_XPU = Autocast(device="xpu", dtype="bfloat16")
+
+
+def contexts(*around: Autocast, body: Any = SINE, backend: str = "eager-cpu") -> list[Note]:
+    one = under(case([x("x0", 2)], body), Plan(around, backward="none"))
+    return [*noted(one, backend, kinds=["context"])]
+
+
+def test_a_context_of_a_dtype_that_only_some_devices_take_is_noted_on_both_sides() -> None:
+    message = (
+        "a context of float32: on cuda it casts 16-bit operands of products up to float32; on "
+        f"{', '.join(d for d in tabled_devices() if d != 'cuda')} it warns and is off, so 16-bit "
+        "operands stay"
+    )
+    for backend, devices in (("eager-cpu", "cuda"), ("fake-cuda", OTHERS.replace("cuda", "cpu"))):
+        (note,) = contexts(F32, backend=backend)
+        assert (note.backend, note.where) == (backend, "autocast(device, dtype=torch.float32)")
+        assert (note.message, note.device.split(",")) == (message, sorted(devices.split(",")))
+
+
+def test_a_context_of_the_default_dtype_is_noted_if_none_around_it_gives_one() -> None:
+    (note,) = contexts(DEFAULT)
+    assert note.where == "autocast(device)"
+    assert note.message.startswith("a context without a dtype is bfloat16 on cpu")
+    region = Region(DEFAULT, (SINE,))
+    assert contexts(BF16, body=region) == []
+    assert contexts(BF16, DEFAULT) == []
+    assert [n.where for n in contexts(FOR_XPU, body=region)] == [
+        "autocast('xpu', dtype=torch.bfloat16)",
+        "autocast(device)",
+    ]
+
+
+def test_a_context_for_a_device_without_tensors_is_noted_once() -> None:
+    (note,) = contexts(FOR_XPU, FOR_XPU, body=Region(FOR_XPU, (SINE,)))
+    assert note.message == "a context for xpu changes nothing: every tensor in it is on cpu"
+
+
+def test_a_context_for_a_device_with_a_tensor_is_not_noted() -> None:
+    own = [x("x0", 2), msgspec.structs.replace(x("x1", 2), device="cpu")]
+    body = (SINE, Region(Autocast(device="cpu", dtype="bfloat16"), (call("cos", "x1", to="v1"),)))
+    one = under(case(own, *body))
+    assert noted(one, "fake-cuda", kinds=["context"]) == ()
+
+
+@pytest.mark.parametrize(
+    "context", [BF16, F16, Autocast(dtype="float32", enabled=False), Autocast(enabled=False)]
+)
+def test_a_context_that_is_alike_everywhere_is_not_noted(context: Autocast) -> None:
+    assert contexts(context) == []
 
 
 # -- in a run -------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from amp_fuzz.records.schema import BackendRecord, CaseRecord, EndRecord, Record
 from amp_fuzz.records.store import Store
 from amp_fuzz.reports import frames, html, load, read, write
 from amp_fuzz.reports.conformance import audited
-from amp_fuzz.reports.pictures import Cell, Heat, Pictures, excess_text, pictures
+from amp_fuzz.reports.pictures import Cell, Heat, Pictures, excess_text, far, pictures
 from amp_fuzz.reports.trend import MOST, Numbers, keep, trend
 
 from .test_lives import FINDING, again, drawn
@@ -196,6 +196,10 @@ def test_an_excess_darkens_towards_the_threshold_and_is_red_over_it(
     records = [one(1, excess=excess, by=MM), EndRecord("", "", 1, 1.0)]
     ((_, (cell,)),) = pictures(frames.load(store_of(tmp_path, records), "r1")).excess.rows
     assert (cell.level, cell.over) == (level, over)
+
+
+def test_an_excess_that_was_not_measured_leaves_its_cell_empty() -> None:
+    assert far(-1.0, 4.0) == Cell("", 0, "not measured")
 
 
 # -- the distribution -----------------------------------------------------------------------------

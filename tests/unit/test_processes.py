@@ -17,7 +17,15 @@ from pathlib import Path
 import pytest
 
 from amp_fuzz.backends import privateuse1
-from amp_fuzz.findings.supervision.processes import death, end, few_primitives, start
+from amp_fuzz.findings.supervision import supervisor
+from amp_fuzz.findings.supervision.processes import (
+    Usage,
+    death,
+    end,
+    few_primitives,
+    is_runnable,
+    start,
+)
 from amp_fuzz.findings.supervision.supervisor import Dead, ask
 from amp_fuzz.runs import memory
 from tests.helpers import wait_until
@@ -36,9 +44,19 @@ def killed(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
+def waiting_without_end(pipe: Connection) -> None:
+    waiting_for_ever()
+
+
 def waiting_for_ever() -> None:
     while True:
         signal.pause()
+
+
+def working_for_ever(pipe: Connection) -> None:
+    """Work in a thread of another process, as a compiler does."""
+    work = "import threading\nthreading.Thread(target=lambda: [1 for _ in iter(int, 1)]).start()"
+    subprocess.run([sys.executable, "-c", work])
 
 
 def leaving() -> None:
@@ -114,6 +132,29 @@ def test_how_it_died_is_said() -> None:
     process.join(60)
     assert death(process) == "with exit code 3"
     end(process)  # which has ended: nothing happens
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_process_that_works_is_told_from_one_that_waits() -> None:
+    waits, _ = started()
+    works = start(working_for_ever, multiprocessing.Pipe()[1])
+    wait_until(lambda: is_runnable(works.pid or 0), "a thread that works")
+    assert not is_runnable(waits.pid or 0)
+    for process in (waits, works):
+        end(process)
+        assert not is_runnable(process.pid or 0)
+
+
+def test_a_process_that_gets_no_cpu_time_is_not_one_that_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor, "usage", lambda pid: Usage())  # as on a very busy machine
+    monkeypatch.setattr(supervisor, "_WATCH", 0.05)
+    with pytest.raises(Dead, match=r"it waited for \d+ s and used no CPU time"):
+        next(supervisor.talk(1000, waiting_without_end, idle=0.1))
+    monkeypatch.setattr(supervisor, "is_runnable", lambda pid: True)
+    with pytest.raises(Dead, match=r"no answer after \d+ s, 0 s of CPU time"):
+        next(supervisor.talk(0.2, waiting_without_end, idle=0.1))
 
 
 def test_a_worker_has_torch_keep_few_primitives_unless_the_user_says_otherwise(

@@ -30,6 +30,7 @@ __all__ = [
     "expendable",
     "few_primitives",
     "greedy",
+    "is_runnable",
     "no_interrupts",
     "start",
     "unforkable",
@@ -209,6 +210,25 @@ def usage(pid: int) -> Usage:
             cpu += sum(member.cpu_times()[:4])  # user, system, and those of children that ended
             memory += member.memory_info().rss
     return Usage(cpu, memory)
+
+
+def is_runnable(pid: int) -> bool:
+    """Return whether a thread of a process or of a descendant has work to do.
+
+    On a busy machine it may wait long for a processor, and use next to no CPU time. False where the
+    system does not say (it has no ``/proc``).
+    """
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return False
+    for member in family:
+        for path in Path(f"/proc/{member.pid}/task").glob("*/stat"):
+            with suppress(OSError):  # it has ended
+                if path.read_text().rpartition(")")[2].split()[0] == "R":
+                    return True
+    return False
 
 
 def greedy(held: int, limit: float) -> str:

@@ -20,7 +20,14 @@ from typing import Any, Literal
 import msgspec
 
 from amp_fuzz.findings.minimize.target import Answer, Target
-from amp_fuzz.findings.supervision.processes import death, end, greedy, start, usage
+from amp_fuzz.findings.supervision.processes import (
+    death,
+    end,
+    greedy,
+    is_runnable,
+    start,
+    usage,
+)
 from amp_fuzz.findings.supervision.worker import (
     Best,
     Done,
@@ -224,6 +231,8 @@ def _heard(
         if over := greedy(used.memory - held, memory):
             raise Dead("crash", over)
         if spent - by_then > _IDLE * (took - worked):
+            worked, by_then = took, spent
+        if took - worked > idle and is_runnable(pid):  # it waits for a processor
             worked, by_then = took, spent
         if took - worked > idle:
             raise Dead("timeout", f"it waited for {took - worked:.0f} s and used no CPU time")

@@ -22,6 +22,7 @@ from amp_fuzz.interfaces.check.arguments import (
     chosen_backends,
     context_list,
 )
+from amp_fuzz.interfaces.check.contexts import Opened, around, noted
 from amp_fuzz.interfaces.check.custom_ops import declare_custom_ops
 from amp_fuzz.interfaces.check.fork import Died
 from amp_fuzz.interfaces.check.own_casts import merged, own_casts
@@ -100,35 +101,44 @@ def check(
             for backend in chosen
             for context in contexts
         ]
-        casts, cut = _casts(call, subject, chosen, contexts)
+        casts, opened, cut = _observed(call, subject, chosen, contexts)
     finally:
         torch.set_num_threads(threads)
         kept.restore()  # extracted cases seed torch too
-    return CheckResult(subject.name, tuple(runs), seed, merged(casts), (*remarks, *cut))
+    told = noted(runs, chosen, opened)
+    return CheckResult(subject.name, told, seed, merged(casts), (*remarks, *cut))
 
 
-def _casts(
+def _observed(
     call: Call,
     subject: Subject,
     chosen: Sequence[Backend],
     contexts: Sequence[tuple[Autocast, ...]],
-) -> tuple[list[OwnCast], tuple[str, ...]]:
-    """Return the callable's own casts, and why some are unknown."""
-    found: list[OwnCast] = []
+) -> tuple[list[OwnCast], list[Opened], tuple[str, ...]]:
+    """Return the callable's own casts, facts of the contexts, and why some are unknown."""
+    casts: list[OwnCast] = []
+    opened: list[Opened] = []
+    cut: tuple[str, ...] = ()
     try:
-        found.extend(call(_notes, subject, chosen, contexts))
+        for some, facts in call(_notes, subject, chosen, contexts):
+            casts += some
+            opened += facts
     except Died as died:
-        return found, (f"Some of its own casts are unknown: {died}.",)
-    return found, ()
+        cut = (f"Some of its own casts are unknown: {died}.",)
+    return casts, opened, cut
 
 
 def _notes(
     subject: Subject, chosen: Sequence[Backend], contexts: Sequence[tuple[Autocast, ...]]
-) -> Iterator[OwnCast]:
-    """Yield the callable's own casts, under the tables of all devices of the check."""
+) -> Iterator[tuple[list[OwnCast], list[Opened]]]:
+    """Yield the callable's own casts, and facts of contexts, under the tables of all devices."""
     devices = {b.device: b for b in reversed(chosen) if not refusal(b, subject)}
+    for context in contexts:
+        able = [b.device for b in reversed(devices.values()) if not unsupported(b, context)]
+        for one in context:
+            yield [], list(around(one, able))
     for backend in reversed(devices.values()):
         for context in contexts:
             if not unsupported(backend, context):
                 plan = msgspec.structs.replace(Plan(), contexts=context)
-                yield from own_casts(subject, Checked(subject, backend).reference(), plan)
+                yield own_casts(subject, Checked(subject, backend).reference(), plan)

@@ -25,7 +25,10 @@ __all__ = ["Held", "hold", "made_by_compiler"]
 
 _DEPTH = 8  # nesting of objects: deeper ones do not really belong to the callable
 
-_STATEFUL = (torch.Generator, np.random.Generator, random.Random, torch.optim.Optimizer)
+_STATEFUL = (
+    *(torch.Generator, np.random.Generator, random.Random),
+    *(torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler),
+)
 _PLAIN = (int, float, str, bytes, type(None))
 
 
@@ -34,16 +37,17 @@ class Held:
     """What a callable holds, by name.
 
     computed: tensors computed from others that require grad: a backward pass of the callable
-    continues into these. generators: of random numbers, and optimisers. objects: their attributes
-    may be set by a call. containers: in their attributes; their items may be set. caches: functions
-    that remember results. compiled: the names of objects made by torch.compile or TorchScript.
+    continues into these. stateful: generators of random numbers, optimisers, their schedulers and
+    scalers. objects: their attributes may be set by a call. containers: in their attributes; their
+    items may be set. caches: functions that remember results. compiled: the names of objects made
+    by torch.compile or TorchScript.
     """
 
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     computed: dict[str, torch.Tensor] = field(default_factory=dict)
     compiled: list[str] = field(default_factory=list)
-    generators: dict[str, Any] = field(default_factory=dict)
+    stateful: dict[str, Any] = field(default_factory=dict)
     caches: dict[str, Any] = field(default_factory=dict)
     objects: dict[str, Any] = field(default_factory=dict)
     containers: dict[str, Any] = field(default_factory=dict)
@@ -78,7 +82,7 @@ def hold(value: Any, held: Held, name: str = "", depth: int = 0, *, owned: bool 
         else:
             held.tensors[_free(name, held.tensors)] = value
     elif issubclass(kind, _STATEFUL):
-        held.generators[_free(name, held.generators)] = value
+        held.stateful[_free(name, held.stateful)] = value
     elif issubclass(kind, (FunctionType, MethodType)) or attribute(value, "__wrapped__"):
         _function(value, held, name, depth)
     elif issubclass(kind, functools.partial):

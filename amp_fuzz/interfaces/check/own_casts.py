@@ -26,6 +26,7 @@ from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.cases.case import Plan
 from amp_fuzz.findings.remedies import lacking
 from amp_fuzz.interfaces.check.call import Names, call
+from amp_fuzz.interfaces.check.contexts import Entered, Opened
 from amp_fuzz.interfaces.check.result import OwnCast
 from amp_fuzz.interfaces.check.subject import Subject
 from amp_fuzz.interfaces.check.trace import followed
@@ -51,20 +52,22 @@ _ADVICE: dict[str, str] = {
 }
 
 
-def own_casts(subject: Subject, reference: ReferenceRuntime, plan: Plan) -> list[OwnCast]:
-    """Return the own casts of a subject's call under the reference, in order."""
+def own_casts(
+    subject: Subject, reference: ReferenceRuntime, plan: Plan
+) -> tuple[list[OwnCast], list[Opened]]:
+    """Return the own casts of a subject's call under the reference, and facts of its contexts."""
     runtime = reference.runtime
     with quiet(), followed(subject, lambda *called: None) as stack:
         watch = _Watch(runtime.device, stack)
 
         def invoke(*args: Any, **kwargs: Any) -> Any:
-            with watch.applied(), watch:
+            with watch.applied(), watch.entered.watching(), watch:
                 return subject.function(*args, **kwargs)
 
         runtime = replace(runtime, autocast=watch.opened(runtime.autocast))
         forward = _without_backward(plan)
         call(subject, runtime, forward, Names(), invoke=invoke, redirect=True)
-    return watch.notes
+    return watch.notes, watch.entered.opened()
 
 
 def merged(found: Sequence[OwnCast]) -> tuple[OwnCast, ...]:
@@ -85,6 +88,7 @@ class _Watch(TorchFunctionMode):
     def __init__(self, device: str, stack: Sequence[str]) -> None:
         super().__init__()
         self.device, self.stack = device, stack
+        self.entered = Entered(device, _line)
         self.notes: list[OwnCast] = []
         self.kept: dict[int, torch.Tensor] = {}
         self.reached = 0
@@ -95,6 +99,7 @@ class _Watch(TorchFunctionMode):
         with log_kernels() as log:
             made = func(*args, **(kwargs or {}))
         self.reached += len(log)
+        self.entered.meet(args, kwargs, made)
         name = str(getattr(func, "__name__", ""))
         if name in _CASTING and args and isinstance(args[0], torch.Tensor):
             self._cast(name, args[0], made)

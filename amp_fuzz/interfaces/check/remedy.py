@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from amp_fuzz import reference
 from amp_fuzz.backends.harness import Observation, quiet
+from amp_fuzz.backends.torch_state import chosen_dtypes
 from amp_fuzz.cases.case import Case, Plan
 from amp_fuzz.cases.program import Program
 from amp_fuzz.findings import remedies
@@ -104,11 +105,15 @@ def _devices(checked: Checked, plan: Plan) -> tuple[str, ...]:
 
 
 def elsewhere(checked: Checked, plan: Plan) -> Iterator[tuple[str, Observation]]:
-    """Yield each other device, and what the call does here under its policies."""
+    """Yield each other device, and what the call does here under its policies and this dtype."""
+    chosen = str(chosen_dtypes().get(checked.device, "")).removeprefix("torch.")
+    default = chosen or load_table(checked.device).default_dtype
+    contexts = [msgspec.structs.replace(c, dtype=c.dtype or default) for c in plan.contexts]
+    plan = msgspec.structs.replace(plan, contexts=tuple(contexts))
     for other in tabled_devices():
         table = load_table(other)
-        dtypes = {c.dtype or load_table(checked.device).default_dtype for c in plan.contexts}
-        if other != checked.device and dtypes <= set(table.supported_dtypes):
+        taken = {c.dtype for c in contexts} <= set(table.supported_dtypes)
+        if other != checked.device and taken:
             with quiet():
                 lent = under_policies(checked.reference(), table, checked.device)
                 yield other, lent.run(_case(plan))

@@ -28,7 +28,7 @@ Named: TypeAlias = Iterable[tuple[str, Any]]
 class Kept:
     """The saved state that a call may change.
 
-    tensors, generators: by name; their values, gradients and states are restored. owners: modules
+    tensors, stateful: by name; their values, gradients and states are restored. owners: modules
     and the user's objects, by name; their attributes are restored. containers: by name; their items
     are restored. caches: of functions; they are emptied, since a call on fake tensors would leave
     fake results.
@@ -39,7 +39,7 @@ class Kept:
         tensors: Named,
         owners: Named,
         containers: Named = (),
-        generators: Named = (),
+        stateful: Named = (),
         caches: Named = (),
     ) -> None:
         self._lost: dict[str, str] = {}
@@ -53,9 +53,9 @@ class Kept:
         ]
         self._containers = self._all((*containers, *held), lambda c: (c, content(c)))
         self._caches = list(caches)
-        self._random = self._all(generators, _keep)
-        self._random += [("torch", _keep_torch()), ("random", _keep_python())]
-        self._random += [("numpy.random", _keep_numpy())]
+        self._stateful = self._all(stateful, _keep)
+        self._stateful += [("torch", _keep_torch()), ("random", _keep_python())]
+        self._stateful += [("numpy.random", _keep_numpy())]
 
     def begin(self, seed: int) -> None:
         """Start a call: no gradients yet, no caches, and every generator from the seed."""
@@ -71,7 +71,7 @@ class Kept:
         self._all(self._attributes, lambda one: put_back_attributes(*one))
         self._all(self._containers, lambda one: put_back(*one))
         self._all(self._tensors, lambda tensor: tensor.restore())
-        self._all(self._random, lambda back: back())
+        self._all(self._stateful, lambda back: back())
         self._all(self._caches, lambda cache: cache.cache_clear())
         return tuple(f"{name or 'self'} ({why})" for name, why in self._lost.items())
 
@@ -140,26 +140,27 @@ def _moved(tensor: torch.Tensor, data: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.data_ptr() != data.data_ptr()
 
 
-def _keep(generator: Any) -> Callable[[], Any]:
-    """Return a function that restores an optimiser, or a generator of torch, NumPy or Python."""
-    if isinstance(generator, torch.optim.Optimizer):
-        return _keep_optimizer(generator)
-    if isinstance(generator, torch.Generator):
-        kept = generator.get_state()
-        return lambda: generator.set_state(kept)
-    if isinstance(generator, np.random.Generator):
-        bits = generator.bit_generator
+def _keep(stateful: Any) -> Callable[[], Any]:
+    """Return a function that restores an object that counts, draws or trains."""
+    if isinstance(stateful, torch.optim.Optimizer):
+        return _keep_optimizer(stateful)
+    if isinstance(stateful, (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)):
+        return _keep_attributes(stateful)
+    if isinstance(stateful, torch.Generator):
+        kept = stateful.get_state()
+        return lambda: stateful.set_state(kept)
+    if isinstance(stateful, np.random.Generator):
+        bits = stateful.bit_generator
         state = bits.state
         return lambda: setattr(bits, "state", state)
-    drawn = generator.getstate()
-    return lambda: generator.setstate(drawn)
+    drawn = stateful.getstate()
+    return lambda: stateful.setstate(drawn)
 
 
 def _keep_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
     state = [(key, own, _again(own)) for key, own in optimizer.state.items()]
     groups = [(group, _again(group)) for group in optimizer.param_groups]
-    held = [t for t in tree_leaves([own for _, own, _ in state]) if isinstance(t, torch.Tensor)]
-    values = [t.detach().clone() for t in held]
+    fill = _keep_values([own for _, own, _ in state])
 
     def back() -> None:
         optimizer.state.clear()
@@ -169,11 +170,41 @@ def _keep_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
         optimizer.param_groups[:] = [group for group, _ in groups]
         for group, before in groups:
             put_back(group, content(before))
+        fill()
+
+    return back
+
+
+def _keep_attributes(owner: Any) -> Callable[[], Any]:
+    """Return a function that restores a scaler, or a scheduler and those that it takes turns of."""
+    own = vars(owner)
+    before, fill = _again(own), _keep_values(own)
+    inner = [
+        one for one in tree_leaves(before) if isinstance(one, torch.optim.lr_scheduler.LRScheduler)
+    ]
+    backs = [_keep_attributes(one) for one in inner]
+
+    def back() -> None:
+        own.clear()
+        own.update(_again(before))
+        fill()
+        for each in backs:
+            each()
+
+    return back
+
+
+def _keep_values(tree: Any) -> Callable[[], Any]:
+    """Return a function that restores the values of the tensors in containers."""
+    held = [t for t in tree_leaves(tree) if isinstance(t, torch.Tensor)]
+    values = [t.detach().clone() for t in held]
+
+    def fill() -> None:
         with torch.no_grad():
             for tensor, value in zip(held, values, strict=True):
                 tensor.copy_(value)
 
-    return back
+    return fill
 
 
 def _again(tree: dict[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class Subject:
 
     modules: those that it holds, by the prefix of their parameters' names. tensors: those that it
     holds besides parameters and buffers. The names are for reports. objects, containers, computed,
-    generators, caches: see `Held`.
+    stateful, caches: see `Held`.
     """
 
     function: Callable[..., Any]
@@ -45,7 +45,7 @@ class Subject:
     computed: Sequence[torch.Tensor] = ()
     objects: Mapping[str, Any] = field(default_factory=dict)
     containers: Mapping[str, Any] = field(default_factory=dict)
-    generators: Mapping[str, Any] = field(default_factory=dict)
+    stateful: Mapping[str, Any] = field(default_factory=dict)
     caches: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -94,7 +94,7 @@ class Subject:
             tuple(held.computed.values()),
             held.objects,
             held.containers,
-            held.generators,
+            held.stateful,
             held.caches,
         )
         for name, tensor in (made.inputs() | made.state()).items():
@@ -194,7 +194,7 @@ class Subject:
             self.state().items(),
             [*self._submodules(), *self.objects.items()],
             self.containers.items(),
-            self.generators.items(),
+            self.stateful.items(),
             self.caches.items(),
         )
 

@@ -58,11 +58,14 @@ OPTIONS = {
     ),
     "notes": (
         "KIND,...",
-        "Kinds of notes to look for: precision, autocast-raises, portability.",
+        "Kinds of notes to look for: precision, autocast-raises, portability, context.",
     ),
     "fail-on": (
         "KIND,...",
-        "What else fails a run: precision, autocast-raises, portability, incident, backend.",
+        (
+            "What else fails a run: precision, autocast-raises, portability, context, incident, "
+            "backend."
+        ),
     ),
     "require": ("NAME,...", "Backends that must be ready; otherwise exit with code 4."),
     "require-coverage": (

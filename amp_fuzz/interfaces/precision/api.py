@@ -52,6 +52,7 @@ Progress: TypeAlias = Callable[[str, float], None]
 
 _SCALES = (2.0**16, 2.0**12, 2.0**8, 2.0**4)
 _BREAKING: tuple[EventKind, ...] = ("stuck",)
+_HALVES = (torch.bfloat16, torch.float16)
 _NONE = Exempt()
 _NO_KERNEL = re.compile(r"not implemented for .*(Half|BFloat16)|Unsupported dtype (Half|BFloat16)")
 
@@ -171,12 +172,17 @@ def _reference(subject: Subject, device: str | torch.device | None) -> Reference
 
 
 def _dtype(contexts: Sequence[Autocast], device: str) -> torch.dtype:
-    """Return the dtype of the first context of a device that names one, or the device's default."""
-    mine = [c for c in contexts if c.enabled and c.device in (None, device)]
-    named = next((c.dtype for c in mine if c.dtype), None)
-    found = default_dtype(table_of(device)) if named is None else getattr(torch, named)
-    if found not in (torch.bfloat16, torch.float16):
-        raise CheckError(f"autocast to {found} loses nothing: use torch.bfloat16 or torch.float16")
+    """Return the first dtype of 16 bits that contexts of a device name, or the device's default.
+
+    Raises `CheckError` if they name others alone.
+    """
+    named = [c.dtype for c in contexts if c.enabled and c.dtype and c.device in (None, device)]
+    names = [getattr(torch, name) for name in named] or [default_dtype(table_of(device))]
+    found: torch.dtype | None = next((dtype for dtype in names if dtype in _HALVES), None)
+    if found is None:
+        raise CheckError(
+            f"autocast to {names[0]} loses nothing: use torch.bfloat16 or torch.float16"
+        )
     return found
 
 
@@ -198,7 +204,7 @@ class _Diagnosis:
         progress("running under autocast beside exact copies", 0.0)
         self.seen, self.exact, self.watch = runs.watched()
         self.refuse_missing_kernel()
-        self.low = asked or _dtype(self.seen.contexts, runs.runtime.device)
+        self.low = asked or _dtype(self.taken(self.seen.contexts), runs.runtime.device)
         self.digits = digits or digits_in(self.low) / 2
         progress("running without autocast", 0.0)
         self.plain = runs.plain(written=bool(self.watch.written))
@@ -241,6 +247,7 @@ class _Diagnosis:
             f"{type(raised).__name__}: {raised}" if raised is not None else "",
             time.monotonic() - self.start,
             self.contexts(device),
+            self.refused(),
         )
 
     def refuse_missing_kernel(self) -> None:
@@ -345,10 +352,25 @@ class _Diagnosis:
             return list(self.watch.told(*_BREAKING))
         return [e for e in self.watch.told() if e.kind != "choice" or self.parted]
 
+    def taken(self, contexts: Sequence[Autocast]) -> list[Autocast]:
+        """Return the contexts that are on: the device may turn one off because of its dtype."""
+        device = self.runs.runtime.device
+        names = table_of(device).supported_dtypes
+        own = (None, device)
+        return [
+            c for c in contexts if c.enabled and (c.device not in own or c.dtype in (None, *names))
+        ]
+
     def contexts(self, device: str) -> tuple[str, ...]:
         """Return the device types whose autocast the call turns on."""
-        found = (*self.runs.contexts, *self.seen.contexts)
-        return tuple(sorted({c.device or device for c in found if c.enabled}))
+        found = self.taken((*self.runs.contexts, *self.seen.contexts))
+        return tuple(sorted({c.device or device for c in found}))
+
+    def refused(self) -> tuple[str, ...]:
+        """Return the dtypes of contexts that the device turns off."""
+        enabled = [c for c in self.seen.contexts if c.enabled]
+        taken = self.taken(enabled)
+        return tuple(sorted({c.dtype for c in enabled if c.dtype and c not in taken}))
 
     def statements(self) -> tuple[Statement, ...]:
         """Return the statements, those that lost most first."""

@@ -99,7 +99,7 @@ class PrecisionResult:
     overflow, values that vanish or become equal, constants that are 0 in 16 bits, operands that
     were float32 by hand and were cast again. remedy: None if nothing is to mend, or if nothing was
     found. skipped: what was not done, and why. contexts: the device types whose autocast the call
-    enters.
+    turns on. refused: dtypes of contexts that the device turns off with a warning.
     """
 
     name: str
@@ -115,6 +115,7 @@ class PrecisionResult:
     raised: str = ""
     seconds: float = 0.0
     contexts: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -227,6 +228,10 @@ def _lines(result: PrecisionResult) -> Iterator[str]:
     parts = (_happened, _kept) if stuck else (_kept, _happened)
     for part in (*parts, _remedies):
         yield from part(result)
+    others = [device for device in result.contexts if device != result.device]
+    if others and result.verdict != "casts nothing":
+        where = f"the tensors of the call are on {result.device}, where it changes nothing"
+        yield from _labelled("note", [f"a context is for {' and '.join(others)}; {where}"])
     for text in result.skipped:
         yield from _labelled("skipped", [text])
     if result.remedy is not None and result.remedy.code:
@@ -258,6 +263,7 @@ def _kept(result: PrecisionResult) -> Iterator[str]:
         yield from _labelled("because", [_idle(result)])
         if result.device not in result.contexts:
             text = f'Open torch.autocast("{result.device}") around the call.'
+            text = "Give it torch.bfloat16 or torch.float16." if result.refused else text
             yield from _labelled("to do", [text])
     elif result.raised:
         yield from _labelled("raises", [f"{result.raised}; it runs without autocast"])
@@ -271,6 +277,9 @@ def _kept(result: PrecisionResult) -> Iterator[str]:
 def _idle(result: PrecisionResult) -> str:
     """Return why autocast casts nothing."""
     where = f"the tensors of the call are on {result.device}"
+    if result.refused and result.device not in result.contexts:
+        names = " and ".join(result.refused)
+        return f"{where}, where a context of {names} warns and is off"
     if not result.contexts:
         return f"{where}, and the call opens no autocast"
     if result.device not in result.contexts:

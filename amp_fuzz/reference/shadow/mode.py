@@ -215,66 +215,18 @@ class Shadow(TorchDispatchMode):
         exact: torch.Tensor | None,
     ) -> None:
         """Run an op on every copy and keep what comes out."""
-        results = tensors_in(out)
+        results, given = tensors_in(out), [copies for _, copies in before]
         known = all(memory.known for memory, _ in before)
         known = known and not (self.flushes and call.factors and any(map(is_far, call.tensors)))
         left = tuple(dict.fromkeys(name for memory, _ in before for name in memory.left))
         quiet = exact is not None and equals(exact, results[0])
         quiet = quiet and (call.moves or all(map(is_short, [results[0], *call.tensors])))
-        rounds = self._promised(call)
-        rough = self._rough(call)
-        narrow, still = call.narrow, quiet or (rounds and (call.moves or call.func in CONVERTING))
-        inputs = [
-            self._flushed(copies if still else self._perturbed(copies, t, narrow, rough), t)
-            for t, (_, copies) in zip(call.tensors, before, strict=True)
-        ]
-        if self.products is not None and (factor := call.factor) is not None:
-            rounded = self.products(call.func)
-            inputs = [
-                rounded.of(copies, t, self._noise)
-                if rounded is not None and multiplied and rounded.rounds(t.dtype)
-                else copies
-                for t, copies, multiplied in zip(call.tensors, inputs, factor, strict=True)
-            ]
+        rounds, rough = self._promised(call), self._rough(call)
+        still = quiet or (rounds and (call.moves or call.func in CONVERTING))
+        inputs = self._inputs(call, given, still=still, rough=rough)
         if call.integral(results):
             inputs = call.widened(inputs)
-        state = torch.get_rng_state() if call.draws else None
-        beyond: list[torch.Tensor | None] = []
-        try:
-            made = self._run(call, inputs)
-            if self.flushes and call.divides and len(inputs) > 1:
-                made = [self._divided(made[0], inputs[1], call.tensors[1])]
-            if self.flushes and call.bounds and made[0] is not None:
-                made = [self._kept(made[0], before[0][1], call.tensors[0]), *made[1:]]
-            if (
-                self.flushes
-                and call.func is _aten._addmm_activation.default
-                and made[0] is not None
-            ):
-                made = [self._activated(made[0], call.tensors[0])]
-            if self.in_turn and made[0] is not None:
-                made = [
-                    self._added_in_turn(made[0], lost(call.func, call.args, call.kwargs)),
-                    *made[1:],
-                ]
-            if self.reach == "unbounded" and self.reorders and call.expands:
-                made = [with_numbers(copies, inputs) for copies in made]
-            if call.crosses:
-                beyond = self._crossed_beyond(call, inputs)
-            elif call.func in NORMS:
-                beyond = self._squared_beyond(call, inputs[0][0], results)
-            elif self.reorders and call.scales:
-                beyond = self._scaled_beyond(call, results)
-            elif self.reorders and (call.adds or call.transforms or call.averages > 1):
-                beyond = self._beyond(call, inputs, results)
-            if beyond and self.reach == "unbounded" and (call.crosses or call.func in NORMS):
-                made = [with_numbers(copies, inputs) for copies in made]  # nor may float64 hold it
-        except Exception as error:
-            self.refused[str(call.func)] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            made = []
-        finally:
-            if state is not None:
-                torch.set_rng_state(state)
+        made, beyond = self._results(call, given, inputs, results)
         written = call.written(results)
         if len(made) != len(written):  # a kernel may give gradients that nobody asked for
             made = []
@@ -292,6 +244,88 @@ class Shadow(TorchDispatchMode):
                 memory.left = tuple(dict.fromkeys((*memory.left, name)))
                 if rough and call.factor is not None:  # infinite where a part of the sum is
                     memory.known = False
+
+    def _inputs(
+        self, call: Call, given: Sequence[torch.Tensor], *, still: bool, rough: bool
+    ) -> list[torch.Tensor]:
+        """Return the copies of an op's tensors as an implementation may read them.
+
+        still: nothing was rounded on the way. rough: it adds in the dtype of its first tensor.
+        """
+        inputs = [
+            self._flushed(
+                copies if still else self._perturbed(copies, t, call.narrow, rough),
+                t,
+            )
+            for t, copies in zip(call.tensors, given, strict=True)
+        ]
+        if self.products is None or (factor := call.factor) is None:
+            return inputs
+        rounded = self.products(call.func)
+        return [
+            rounded.of(copies, t, self._noise)
+            if rounded is not None and multiplied and rounded.rounds(t.dtype)
+            else copies
+            for t, copies, multiplied in zip(call.tensors, inputs, factor, strict=True)
+        ]
+
+    def _results(
+        self,
+        call: Call,
+        given: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        results: Sequence[torch.Tensor],
+    ) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
+        """Return what an op makes of the copies, and where each result may leave the range.
+
+        Nothing at all where the op refuses the copies.
+        """
+        state = torch.get_rng_state() if call.draws else None
+        try:
+            made = self._made(call, given, inputs)
+            beyond = self._leaving(call, inputs, results)
+            if beyond and self.reach == "unbounded" and (call.crosses or call.func in NORMS):
+                made = [with_numbers(copies, inputs) for copies in made]  # nor may float64 hold it
+            return made, beyond
+        except Exception as error:
+            self.refused[str(call.func)] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            return [], []
+        finally:
+            if state is not None:
+                torch.set_rng_state(state)
+
+    def _made(
+        self, call: Call, given: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor | None]:
+        """Return what an op makes of the copies, with the liberties of an implementation."""
+        made = self._run(call, inputs)
+        if self.flushes and call.divides and len(inputs) > 1:
+            made = [self._divided(made[0], inputs[1], call.tensors[1])]
+        if self.flushes and call.bounds and made[0] is not None:
+            made = [self._kept(made[0], given[0], call.tensors[0]), *made[1:]]
+        activates = call.func is _aten._addmm_activation.default
+        if self.flushes and activates and made[0] is not None:
+            made = [self._activated(made[0], call.tensors[0])]
+        if self.in_turn and made[0] is not None:
+            in_turn = self._added_in_turn(made[0], lost(call.func, call.args, call.kwargs))
+            made = [in_turn, *made[1:]]
+        if self.reach == "unbounded" and self.reorders and call.expands:
+            made = [with_numbers(copies, inputs) for copies in made]
+        return made
+
+    def _leaving(
+        self, call: Call, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor | None]:
+        """Return for each result where a part of it may leave the range, or nothing."""
+        if call.crosses:
+            return self._crossed_beyond(call, inputs)
+        if call.func in NORMS:
+            return self._squared_beyond(call, inputs[0][0], results)
+        if self.reorders and call.scales:
+            return self._scaled_beyond(call, results)
+        if self.reorders and (call.adds or call.transforms or call.averages > 1):
+            return self._beyond(call, inputs, results)
+        return []
 
     def _rough(self, call: Call) -> bool:
         """Return whether an op may add in the dtype of its first tensor."""

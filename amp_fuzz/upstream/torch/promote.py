@@ -22,6 +22,9 @@ It reaches further than the lists: `torch.roll`, `torch.fft.fftshift`, `torch.gr
 `torch.cartesian_prod`, `torch.linalg.matrix_exp`, and `torch.isin` on larger inputs call `cat` or
 `stack` inside, and so raise for a single float16 tensor that they would only move about.
 
+`torch.autocast("cuda", dtype=torch.float64)` is taken without a warning. Under it the function
+raises for tensors of any dtype: `promote type is double in at::autocast::prioritize`.
+
 **What the documentation says.** "These ops don't require a particular dtype for stability, but
 take multiple inputs and require that the inputs' dtypes match. If all of the inputs are bfloat16,
 the op runs in bfloat16. If any of the inputs is float32, autocast casts all inputs to float32."
@@ -85,6 +88,8 @@ def _in_order(tensors: Iterable[torch.Tensor], device: str, low: torch.dtype) ->
         return promoted(tensors, device, low)
     current = low
     for tensor in tensors:
+        if current is torch.float64:
+            raise RuntimeError("promote type is double in at::autocast::prioritize")
         if not eligible(tensor, device):
             continue
         if torch.float32 in (current, tensor.dtype):
@@ -113,7 +118,7 @@ def _skips_optional(semantics: Semantics) -> Semantics:
 BUGS = (
     Bug(
         id="promote-foreign-half",
-        what="an op of the promote policy raises for a 16-bit input that is not of the autocast dtype",
+        what="an op of the promote policy raises for a 16-bit input that is not of the autocast dtype, or if that is float64",
         why="upstream's fold over the arguments knows the autocast dtype and float32 only",
         link="https://github.com/pytorch/pytorch/issues/132715",
         torch=">=2.7",

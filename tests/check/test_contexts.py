@@ -1,0 +1,240 @@
+"""Notes of contexts that do something else on another device, or nothing: once a check."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import amp_fuzz
+from amp_fuzz.interfaces.check.result import CheckResult
+from amp_fuzz.records.schema import Note
+from amp_fuzz.reference import tabled_devices
+
+EVERY = ["eager-cpu", "fake-cuda", "compile[aot_eager]"]
+CHEAP = ["eager-cpu", "fake-cuda"]
+# The devices that take dtypes of 16 bits only, and that have such a default: 2.7 has no maia.
+NARROW = [device for device in tabled_devices() if device != "cuda"]
+HALF = [device for device in tabled_devices() if device not in ("cpu", "maia")]
+BRAIN = [device for device in tabled_devices() if device in ("cpu", "maia")]
+X = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+
+# torch itself says so too, at the line of the context.
+pytestmark = pytest.mark.filterwarnings("ignore:.*isabling autocast", "ignore:.*Disabling")
+
+
+def checked(function: Callable[..., Any], backends: Any = CHEAP, **more: Any) -> CheckResult:
+    result = amp_fuzz.check(function, X, backends=backends, store=None, **more)
+    assert result.ok, str(result)
+    return result
+
+
+def notes(function: Callable[..., Any], backends: Any = CHEAP, **more: Any) -> tuple[Note, ...]:
+    return tuple(n for n in checked(function, backends, **more).notes if n.kind == "context")
+
+
+def line(function: Any, more: int = 1) -> str:
+    """Return the line of a function, from that of its ``def``."""
+    return f"{Path(__file__).name}:{function.__code__.co_firstlineno + more}"
+
+
+# -- for a device that no tensor is on ------------------------------------------------------------
+
+
+def _for_cuda(x: Tensor) -> Tensor:
+    with torch.autocast("cuda", torch.float16):
+        return x @ x
+
+
+def _off_for_cuda(x: Tensor) -> Tensor:
+    with torch.autocast("cuda", enabled=False):
+        return x @ x
+
+
+def test_a_context_for_a_device_without_tensors_is_noted_once_a_check() -> None:
+    dtypes = [torch.bfloat16, torch.float16]
+    (note,) = notes(_for_cuda, EVERY, autocast=dtypes)
+    assert note == Note(
+        "context",
+        "eager-cpu",
+        "autocast",
+        line(_for_cuda),
+        "a context for cuda changes nothing: every tensor in it is on cpu",
+        "Give it the device of the tensors: torch.autocast(x.device.type).",
+    )
+
+
+def test_autocast_that_stays_on_is_noted() -> None:
+    (note,) = notes(_off_for_cuda)
+    assert (note.where, note.backend) == (line(_off_for_cuda), "eager-cpu")
+    assert notes(_off_for_cuda, autocast=None) == ()  # none is on
+
+
+class Decorated(nn.Module):
+    @torch.autocast("xpu", enabled=False)
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ x
+
+
+def test_a_decorating_context_has_the_line_of_the_function() -> None:
+    (note,) = notes(Decorated(), ["eager-cpu"])
+    assert note.message == "a context for xpu changes nothing: every tensor in it is on cpu"
+    assert note.where == line(Decorated.forward.__wrapped__, 0)  # type: ignore[attr-defined]
+
+
+def test_the_lines_of_a_fact_are_in_one_note() -> None:
+    def many(x: Tensor) -> Tensor:
+        for _ in range(2):
+            with torch.autocast("xpu"):
+                x = x @ x
+        with torch.autocast("xpu"):
+            x = x @ x
+        with torch.autocast("xpu"):
+            x = x @ x
+        with torch.autocast("xpu"):
+            return x @ x
+
+    (note,) = notes(many, ["eager-cpu"])
+    assert note.where == ", ".join(line(many, n) for n in (2, 4, 6)) + " and 1 more"
+
+
+def _here(x: Tensor) -> Tensor:
+    with torch.autocast(x.device.type, torch.bfloat16):
+        return x @ x
+
+
+def _made_inside(x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        y = torch.ones(4, 4)
+        return x.sum() + float((y @ y).shape[0])
+
+
+def _without_tensors(x: Tensor) -> Tensor:
+    with torch.autocast("xpu"):
+        pass
+    return x @ x
+
+
+@pytest.mark.parametrize("function", [_here, _made_inside, _without_tensors])
+def test_a_context_that_meets_tensors_of_its_device_is_not_noted(
+    function: Callable[..., Any],
+) -> None:
+    assert notes(function, autocast=None) == ()
+
+
+# -- of a dtype that only some devices take -------------------------------------------------------
+
+
+def _region(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    def region(x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, dtype):
+            return x @ x
+
+    return region
+
+
+def test_a_region_of_float32_says_what_each_device_makes_of_it() -> None:
+    region = _region(torch.float32)
+    for backends in (CHEAP, ["fake-cuda"], ["eager-cpu"]):
+        (note,) = notes(region, backends, autocast=None)
+        assert (note.where, note.backend) == (line(region), backends[0])
+        assert note.message == (
+            "a context of float32: on cuda it casts 16-bit operands of products up to float32; on "
+            f"{', '.join(NARROW)} it warns and is off, so 16-bit operands stay"
+        )
+        assert note.device == ("cuda" if backends[0] == "eager-cpu" else ",".join(NARROW))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float8_e4m3fn], ids=str)
+def test_a_dtype_that_one_device_takes_is_noted(dtype: torch.dtype) -> None:
+    name = str(dtype).removeprefix("torch.")
+    (note,) = notes(_region(dtype), ["fake-cuda"], autocast=None, backward=False)
+    assert note.message == (
+        f"a context of {name}: on cuda it is on; on {', '.join(NARROW)} it warns and is off"
+    )
+
+
+def test_the_context_around_the_call_is_noted_on_the_backend_that_runs() -> None:
+    result = amp_fuzz.check(nn.Linear(4, 4), X, backends=CHEAP, autocast=torch.float32, store=None)
+    (note,) = result.notes
+    assert (note.where, note.backend) == ("the context around the call", "fake-cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_dtype_that_every_device_takes_is_not_noted(dtype: torch.dtype) -> None:
+    assert notes(_region(dtype), autocast=None) == ()
+
+
+def test_a_context_that_is_off_may_ask_for_any_dtype() -> None:
+    def region(x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.float32, enabled=False):
+            return x @ x
+
+    assert notes(region) == ()
+
+
+# -- without a dtype ------------------------------------------------------------------------------
+
+
+def _default(x: Tensor) -> Tensor:
+    with torch.autocast(x.device.type):
+        return x @ x
+
+
+DEFAULTS = (
+    f"a context without a dtype is bfloat16 on {', '.join(BRAIN)}; float16 on {', '.join(HALF)}"
+)
+
+
+def test_a_default_dtype_is_noted_once_a_check() -> None:
+    (note,) = notes(_default, EVERY, autocast=None)
+    assert (note.where, note.message) == (line(_default), DEFAULTS)
+    assert (note.backend, note.device) == ("eager-cpu", ",".join(HALF))
+
+
+def test_a_default_dtype_around_the_call_is_noted_where_it_differs_in_the_check() -> None:
+    (note,) = checked(nn.Linear(4, 4), autocast={}).notes
+    assert (note.where, note.message) == ("the context around the call", DEFAULTS)
+    assert notes(nn.Linear(4, 4), ["eager-cpu"], autocast={}) == ()
+
+
+def test_a_context_in_one_with_a_dtype_has_no_default() -> None:
+    assert notes(_default) == ()  # the context around the call
+
+    def nested(x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16), torch.autocast(x.device.type):
+            return x @ x
+
+    assert notes(nested, autocast=None) == ()
+
+
+def test_a_dtype_that_was_set_is_no_default() -> None:
+    before = torch.get_autocast_dtype("cpu")
+    torch.set_autocast_dtype("cpu", torch.float16)
+    try:
+        assert notes(_default, ["eager-cpu"], autocast=None) == ()
+    finally:
+        torch.set_autocast_dtype("cpu", before)
+
+
+# -- as people see it -----------------------------------------------------------------------------
+
+
+def test_a_model_without_contexts_has_no_notes() -> None:
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    assert checked(layer).notes == ()
+
+
+def test_the_text_of_a_note() -> None:
+    text = re.sub(r"test_contexts\.py:\d+", "FILE", str(checked(_for_cuda, autocast=None)))
+    assert text.splitlines()[4:] == [
+        "eager-cpu, no context: note, context",
+        "  where     FILE",
+        "  what      a context for cuda changes nothing: every tensor in it is on cpu",
+        "  next      Give it the device of the tensors: torch.autocast(x.device.type).",
+    ]
