@@ -30,7 +30,12 @@ TABLE = """
 device = "npu"
 dispatch_key = "AutocastPrivateUse1"
 default_dtype = "bfloat16"
-supported_dtypes = ["bfloat16", "float16"]
+source = "made up"
+
+[[context]]
+dtypes = ["*"]
+does = "on"
+versions = ">=2.7"
 source = "made up"
 
 [[group]]

@@ -25,7 +25,7 @@ from amp_fuzz.interfaces.check.call import outputs_of
 from amp_fuzz.interfaces.check.redirect import contexts_of
 from amp_fuzz.interfaces.policy_costs.measure import Unjudged, measured
 from amp_fuzz.interfaces.policy_costs.tally import Costs
-from amp_fuzz.policies.tables import PolicyTable
+from amp_fuzz.policies.tables import PolicyTable, load_table
 from amp_fuzz.reference import dispatch
 from amp_fuzz.reference.calls import Call, Treatment
 from amp_fuzz.reference.shadow.copies import no_modes, tensors_in, with_tensors
@@ -74,10 +74,8 @@ class _Recorder:
     @property
     def table(self) -> PolicyTable:
         """A table of the CPU's with a rule for each op that has one on a device."""
-        first = next(iter(self.tables.values()))
         rules = {n: rule for table in self.tables.values() for n, rule in table.rules.items()}
-        supported = ("bfloat16", "float16")
-        return replace(first, device="cpu", rules=rules, supported_dtypes=supported)
+        return replace(load_table("cpu"), rules=rules)
 
     @contextmanager
     def recording(self) -> Iterator[None]:

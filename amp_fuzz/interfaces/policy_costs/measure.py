@@ -13,7 +13,7 @@ import torch
 from amp_fuzz import reference
 from amp_fuzz.interfaces.precision.result import digits_in, digits_of
 from amp_fuzz.interfaces.precision.watch import error_of
-from amp_fuzz.policies.tables import PolicyTable
+from amp_fuzz.policies.tables import PolicyTable, load_table
 from amp_fuzz.reference import dispatch
 from amp_fuzz.reference.shadow.copies import tensors_in, with_tensors
 from amp_fuzz.reference.shadow.once import Once
@@ -205,7 +205,8 @@ class _Call:
             stack.enter_context(reference.under(reference.DOCUMENTED))
             stack.enter_context(reference.autocast("cpu", enabled=False))  # in the backward pass
             log = stack.enter_context(reference.log_kernels())
-            context = reference.autocast("cpu", low, table=replace(table, device="cpu"))
+            own = replace(load_table("cpu"), rules=table.rules)
+            context = reference.autocast("cpu", low, table=own)
             try:
                 found = self._run(given, arriving, context)
             except Exception:
