@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from amp_fuzz import reference
+from amp_fuzz.interfaces import policy_costs
 from amp_fuzz.interfaces.policy_costs import Costs, costs_of_callable, costs_of_draws
 from amp_fuzz.interfaces.policy_costs.measure import (
     DTYPES,
@@ -227,6 +228,13 @@ def test_drawn_calls_name_both() -> None:
     assert view.unneeded() == {"abs": list(DTYPES)}
     assert costs.calls == {"abs": 5, "cdist": 5}
     assert other.as_dict() != costs.as_dict()
+
+
+def test_a_drawn_call_with_a_large_operand_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_costs.calls, "_ORDINARY", 0.0)
+    costs = costs_of_draws({"one": table(abs=Policy.FP32)}, draws=1, seed=0)
+    assert not costs.calls
+    assert "an operand beyond 0" in costs.left["abs"]
 
 
 # -- calls of a callable --------------------------------------------------------------------------
