@@ -180,7 +180,7 @@ def costs_of_draws(
     ops = [(op, reached) for op in here if (reached := _reached(op) & names) and _forms(op)]
     first = [op for op in here if op.family in _BEFORE]
     plan = Plan(contexts=_CPU, backward="none")
-    with recorder.recording(), quiet():
+    with recorder.recording(), quiet(), _one_thread():
         for number, (op, reached) in enumerate(ops):
             progress(op.name, number / len(ops))
             recorder.only = reached
@@ -195,6 +195,17 @@ def costs_of_draws(
                 else:
                     break
     return recorder.costs
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute in one thread: small tensors take longer in several, and add in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 _BEFORE = ("pointwise", "arithmetic")
