@@ -164,8 +164,7 @@ def claims(view: View) -> Iterator[str]:
     drawn, met = map(_named, named)
     yield (
         f"Lowered ops that amplify are {drawn} among drawn calls, and {met} among those met. Drawn "
-        "operands are not\nscaled as layers scale their weights: softmax and tanh saturate more "
-        "often.\n"
+        "operands are not\nscaled as layers scale their weights.\n"
     )
     own = sources["drawn"]
     for one, other in (("cuda", "cpu"), ("cpu", "cuda")):
