@@ -15,7 +15,7 @@ from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.flips import UNCACHED, Flip, deciding, flips
 from amp_fuzz.backends.harness import Observation, quiet
 from amp_fuzz.cases.case import Case
-from amp_fuzz.findings.explanation import explain
+from amp_fuzz.findings.explanation import explain, explained
 from amp_fuzz.findings.explicit_form import explicit_form
 from amp_fuzz.interfaces.cli.explain import told
 from amp_fuzz.policies.tables import Policy
@@ -225,3 +225,9 @@ def test_a_case_that_kills_its_process(amp_fuzz: Command) -> None:
     assert done.code == 1
     assert "DIVERGES: crash\n  expected  an answer\n" in done.out
     assert "observed  the process died of SIGSEGV" in done.out
+
+
+def test_a_backend_that_cannot_explain_says_why() -> None:
+    said = explained(LAYER, "eager-cpuu", (), timeout=300, memory=8)
+    assert (said.case, said.backend, said.missing) == (LAYER, "eager-cpuu", False)
+    assert said.why.startswith("unknown backend 'eager-cpuu': did you mean 'eager-cpu'?")
