@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,51 @@ def test_a_decorating_context_has_the_line_of_the_function() -> None:
     (note,) = notes(Decorated(), ["eager-cpu"])
     assert note.message == "a context for xpu changes nothing: every tensor in it is on cpu"
     assert note.where == line(Decorated.forward.__wrapped__, 0)  # type: ignore[attr-defined]
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+def test_a_context_of_cudas_own_class_is_noted() -> None:
+    def old(x: Tensor) -> Tensor:
+        with torch.cuda.amp.autocast():
+            return x @ x
+
+    (note,) = notes(old)
+    assert note.message == "a context for cuda changes nothing: every tensor in it is on cpu"
+    assert (note.where, note.backend) == (line(old), "eager-cpu")
+
+
+def test_contexts_of_generators_may_be_left_in_any_order() -> None:
+    def generator(device: str) -> Generator[None]:
+        with torch.autocast(device):
+            yield
+
+    def mixed(x: Tensor) -> Tensor:
+        first, second = generator("xpu"), generator("cuda")
+        next(first)
+        next(second)
+        first.close()
+        second.close()
+        return x @ x  # in none of them
+
+    assert notes(mixed, ["eager-cpu"]) == ()
+
+
+def test_a_context_is_left_in_the_thread_that_entered_it() -> None:
+    shared = torch.autocast("xpu")
+
+    def enter() -> None:
+        with shared:
+            pass
+
+    def threaded(x: Tensor) -> Tensor:
+        with shared:
+            other = threading.Thread(target=enter)
+            other.start()
+            other.join()
+            return x @ x
+
+    (note,) = notes(threaded, ["eager-cpu"])
+    assert note.where == line(threaded)
 
 
 def test_the_lines_of_a_fact_are_in_one_note() -> None:
@@ -220,6 +266,32 @@ def test_a_dtype_that_was_set_is_no_default() -> None:
         assert notes(_default, ["eager-cpu"], autocast=None) == ()
     finally:
         torch.set_autocast_dtype("cpu", before)
+
+
+def test_a_dtype_that_the_code_itself_sets_is_no_default() -> None:
+    def sets(x: Tensor) -> Tensor:
+        before = torch.get_autocast_dtype("cpu")
+        torch.set_autocast_dtype("cpu", torch.float16)
+        try:
+            return _default(x)
+        finally:
+            torch.set_autocast_dtype("cpu", before)
+
+    assert notes(sets, ["eager-cpu"], autocast=None) == ()
+
+
+def test_a_context_that_an_earlier_run_made_hides_no_note() -> None:
+    made: list[Any] = []
+
+    def keeps(x: Tensor) -> Tensor:
+        made.extend([] if made else [torch.autocast("cpu")])
+        with made[0]:
+            x = x @ x
+        with torch.autocast("xpu"):
+            return x @ x
+
+    (note,) = notes(keeps, ["eager-cpu"], autocast=None, isolate=False)
+    assert note.where == line(keeps, 4)
 
 
 # -- as people see it -----------------------------------------------------------------------------
