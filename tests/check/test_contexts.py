@@ -88,6 +88,15 @@ def test_a_decorating_context_has_the_line_of_the_function() -> None:
     assert note.where == line(Decorated.forward.__wrapped__, 0)  # type: ignore[attr-defined]
 
 
+def test_a_decorating_context_is_noted_where_no_autocast_is_on() -> None:
+    @torch.autocast("cuda", torch.float16)
+    def product(x: Tensor) -> Tensor:
+        return x @ x
+
+    (note,) = notes(product, ["eager-cpu"], autocast=None)
+    assert note.where == line(product.__wrapped__, 0)  # type: ignore[attr-defined]
+
+
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 def test_a_context_of_cudas_own_class_is_noted() -> None:
     def old(x: Tensor) -> Tensor:
@@ -206,9 +215,14 @@ def test_a_dtype_that_one_device_takes_is_noted(dtype: torch.dtype) -> None:
 
 
 def test_the_context_around_the_call_is_noted_on_the_backend_that_runs() -> None:
-    result = amp_fuzz.check(nn.Linear(4, 4), X, backends=CHEAP, autocast=torch.float32, store=None)
-    (note,) = result.notes
+    def found(backends: list[str]) -> tuple[Note, ...]:
+        model = nn.Linear(4, 4)
+        options: Any = {"autocast": torch.float32, "store": None}
+        return amp_fuzz.check(model, X, backends=backends, **options).notes
+
+    (note,) = found(CHEAP)
     assert (note.where, note.backend) == ("the context around the call", "fake-cuda")
+    assert found(["eager-cpu"]) == ()  # none runs
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -264,6 +278,9 @@ def test_a_dtype_that_was_set_is_no_default() -> None:
     torch.set_autocast_dtype("cpu", torch.float16)
     try:
         assert notes(_default, ["eager-cpu"], autocast=None) == ()
+        # Nor do the policies of other devices round to another dtype.
+        assert checked(nn.Linear(4, 4), ["eager-cpu"], autocast={}).notes == ()
+        assert notes(nn.Linear(4, 4), CHEAP, autocast={}) == ()  # float16 on both
     finally:
         torch.set_autocast_dtype("cpu", before)
 

@@ -280,7 +280,7 @@ def test_what_an_optimizer_of_the_users_class_holds_is_put_back() -> None:
             return super().step(closure) if self.steps % 2 else None
 
     model = nn.Linear(8, 8)
-    optimizer = Slow(model.parameters(), lr=0.1)
+    optimizer = Slow(model.parameters(), lr=0.1, momentum=0.9)
 
     def train(x: Tensor) -> Tensor:
         optimizer.zero_grad()
@@ -291,6 +291,8 @@ def test_what_an_optimizer_of_the_users_class_holds_is_put_back() -> None:
     result = amp_fuzz.check(train, X, backends=["eager-cpu"], backward=False, isolate=False)
     assert [run.status for run in result.runs] == ["agreed"], str(result)
     assert not {"steps", "seen"} & vars(optimizer).keys()
+    train(X)  # the momentum is restored too, but not compared
+    assert Subject.of(train, (X,)).state().keys() == {"model.weight", "model.bias"}
 
 
 def test_caches_hold_no_fake_tensor() -> None:
