@@ -6,10 +6,10 @@ Each mutation is one change of the syntax of a function of `amp_fuzz/`: a compar
 condition negated, a number or a truth value changed, a statement left out, two arguments exchanged,
 a returned value replaced by None. The first ones are in a room each. It is made in a copy of the
 checkout, where `make test` runs until a test fails, those that name the module first; if none
-does, so do the thorough tests. With `--near` only the 20 nearest files of each tier run: what they
-notice, the tier does, and of the rest nothing is said. A mutation that no test can run (docstrings,
-messages of errors, types, `__repr__`) is not drawn. Each is written when it is done, and a second
-call continues.
+does, so do the thorough tests. With `--near` only the 20 nearest files of each tier run: others may
+notice a mutation that these do not. A mutation that no test can run (docstrings, messages of
+errors, types, `__repr__`) is not drawn. Each is written when it is done, and a second call
+continues.
 
 The tests of the copy without a mutation must pass: `--check` runs them.
 """
@@ -249,8 +249,8 @@ def copied(folder: Path) -> Path:
 def near_and_far(tree: Path, mutation: Mutation) -> tuple[list[str], list[str]]:
     """Return the 20 files of tests nearest to a mutation, and the others.
 
-    First come those that name the module, then what encloses the place, then those that import the
-    package, then those of the room.
+    Nearest are those that name the module, then those that name a function or class around the
+    place, then those that import from the package; among equals, those of the room.
     """
     module = mutation.path.removesuffix(".py").replace("/", ".")
     package, _, own = module.rpartition(".")
@@ -338,9 +338,11 @@ def main() -> None:
             print(f"{one.path}:{one.line}: {one.kind}: {one.before} -> {one.after}")
         return
     result = read(given.out)
-    if result.get("seed") != given.seed or result.get("commit") != commit():
-        result = {"seed": given.seed, "commit": commit(), "mutations": []}
-        result |= {
+    same = {"seed": given.seed, "commit": commit(), "near": given.near}
+    if {key: result.get(key) for key in same} != same:
+        result = {
+            **same,
+            "mutations": [],
             "versions": versions("torch", "pytest"),
             "machine": machine(f"{given.jobs} jobs"),
         }
@@ -353,7 +355,7 @@ def main() -> None:
             row = judged(mutation, text, tree, given.jobs, near=given.near)
             result["mutations"].append(row)
             write(given.out, result)
-            by = row["noticed"] or "NO TEST"
+            by = row["noticed"] or ("NO NEAR TEST" if given.near else "NO TEST")
             print(f"{mutation.path}:{mutation.line}: {mutation.kind}: {by}", flush=True)
     noticed = [row["noticed"] for row in result["mutations"]]
     print({tier or "nothing": noticed.count(tier) for tier in (*TIERS, "")})

@@ -340,11 +340,8 @@ def _meeting(policy: Policy | None, floats: Set[str], dtype: str) -> Set[str]:
 
 def _contexts(judge: Judge, verdict: Verdict) -> Iterator[Note]:
     """Yield what is to be known of the contexts of a case, each fact once."""
-    case, seen, device = verdict.case, verdict.seen, judge.backend.device
-    if seen is None:
-        return
-    met = {device, *seen.devices.values(), *(call.device for call in seen.kernels)}
-    met |= {spec.device for spec in case.program.inputs}
+    case, device = verdict.case, judge.backend.device
+    met = {device, *(spec.device for spec in case.program.inputs)}
     told: set[Fact] = set()
     for context, inherits in _opened(case, device):
         if not context.enabled:

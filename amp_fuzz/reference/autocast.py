@@ -100,7 +100,7 @@ class autocast:
         self.cache_enabled = here().cache_enabled if cache_enabled is None else cache_enabled
         does = self._does() if enabled else Does.ON
         if does is Does.RAISES:
-            raise RuntimeError(f"autocast for {device_type} here has no {self.dtype}")
+            raise RuntimeError(f"the {device_type} of this machine does not support {self.dtype}")
         if does is Does.OFF:
             warnings.warn(
                 f"autocast for {device_type} supports {', '.join(self.table.supported_dtypes)}, "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,60 @@ def test_a_decorating_context_has_the_line_of_the_function() -> None:
     assert note.where == line(Decorated.forward.__wrapped__, 0)  # type: ignore[attr-defined]
 
 
+def test_a_decorating_context_is_noted_where_no_autocast_is_on() -> None:
+    @torch.autocast("cuda", torch.float16)
+    def product(x: Tensor) -> Tensor:
+        return x @ x
+
+    (note,) = notes(product, ["eager-cpu"], autocast=None)
+    assert note.where == line(product.__wrapped__, 0)  # type: ignore[attr-defined]
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+def test_a_context_of_cudas_own_class_is_noted() -> None:
+    def old(x: Tensor) -> Tensor:
+        with torch.cuda.amp.autocast():
+            return x @ x
+
+    (note,) = notes(old)
+    assert note.message == "a context for cuda changes nothing: every tensor in it is on cpu"
+    assert (note.where, note.backend) == (line(old), "eager-cpu")
+
+
+def test_contexts_of_generators_may_be_left_in_any_order() -> None:
+    def generator(device: str) -> Generator[None]:
+        with torch.autocast(device):
+            yield
+
+    def mixed(x: Tensor) -> Tensor:
+        first, second = generator("xpu"), generator("cuda")
+        next(first)
+        next(second)
+        first.close()
+        second.close()
+        return x @ x  # in none of them
+
+    assert notes(mixed, ["eager-cpu"]) == ()
+
+
+def test_a_context_is_left_in_the_thread_that_entered_it() -> None:
+    shared = torch.autocast("xpu")
+
+    def enter() -> None:
+        with shared:
+            pass
+
+    def threaded(x: Tensor) -> Tensor:
+        with shared:
+            other = threading.Thread(target=enter)
+            other.start()
+            other.join()
+            return x @ x
+
+    (note,) = notes(threaded, ["eager-cpu"])
+    assert note.where == line(threaded)
+
+
 def test_the_lines_of_a_fact_are_in_one_note() -> None:
     def many(x: Tensor) -> Tensor:
         for _ in range(2):
@@ -160,9 +215,14 @@ def test_a_dtype_that_one_device_takes_is_noted(dtype: torch.dtype) -> None:
 
 
 def test_the_context_around_the_call_is_noted_on_the_backend_that_runs() -> None:
-    result = amp_fuzz.check(nn.Linear(4, 4), X, backends=CHEAP, autocast=torch.float32, store=None)
-    (note,) = result.notes
+    def found(backends: list[str]) -> tuple[Note, ...]:
+        model = nn.Linear(4, 4)
+        options: Any = {"autocast": torch.float32, "store": None}
+        return amp_fuzz.check(model, X, backends=backends, **options).notes
+
+    (note,) = found(CHEAP)
     assert (note.where, note.backend) == ("the context around the call", "fake-cuda")
+    assert found(["eager-cpu"]) == ()  # none runs
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -218,8 +278,37 @@ def test_a_dtype_that_was_set_is_no_default() -> None:
     torch.set_autocast_dtype("cpu", torch.float16)
     try:
         assert notes(_default, ["eager-cpu"], autocast=None) == ()
+        # Nor do the policies of other devices round to another dtype.
+        assert checked(nn.Linear(4, 4), ["eager-cpu"], autocast={}).notes == ()
+        assert notes(nn.Linear(4, 4), CHEAP, autocast={}) == ()  # float16 on both
     finally:
         torch.set_autocast_dtype("cpu", before)
+
+
+def test_a_dtype_that_the_code_itself_sets_is_no_default() -> None:
+    def sets(x: Tensor) -> Tensor:
+        before = torch.get_autocast_dtype("cpu")
+        torch.set_autocast_dtype("cpu", torch.float16)
+        try:
+            return _default(x)
+        finally:
+            torch.set_autocast_dtype("cpu", before)
+
+    assert notes(sets, ["eager-cpu"], autocast=None) == ()
+
+
+def test_a_context_that_an_earlier_run_made_hides_no_note() -> None:
+    made: list[Any] = []
+
+    def keeps(x: Tensor) -> Tensor:
+        made.extend([] if made else [torch.autocast("cpu")])
+        with made[0]:
+            x = x @ x
+        with torch.autocast("xpu"):
+            return x @ x
+
+    (note,) = notes(keeps, ["eager-cpu"], autocast=None, isolate=False)
+    assert note.where == line(keeps, 4)
 
 
 # -- as people see it -----------------------------------------------------------------------------

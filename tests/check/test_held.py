@@ -232,6 +232,69 @@ def test_a_scaler_and_schedulers_are_put_back() -> None:
     assert state() == (8.0, 0.5, 1, 1)
 
 
+class Decaying:
+    """A rate that counts its own calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, epoch: int) -> float:
+        self.calls += 1
+        return 0.5**self.calls
+
+
+@pytest.mark.parametrize("isolate", [True, False], ids=["apart", "here"])
+def test_what_only_a_scheduler_holds_is_put_back(isolate: bool) -> None:
+    """Its optimizer, the functions that compute rates, and rates in tensors."""
+    lr = torch.optim.lr_scheduler
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(1.0))
+    rate = Decaying()
+    scheduler = lr.ChainedScheduler(
+        [lr.LambdaLR(optimizer, rate), lr.ExponentialLR(optimizer, 0.5)]
+    )
+
+    def train(x: Tensor) -> Tensor:
+        for one in scheduler._schedulers:
+            one.optimizer.step()
+        scheduler.step()
+        return x * scheduler._schedulers[0].optimizer.param_groups[0]["lr"]
+
+    def state() -> tuple[Any, ...]:
+        return float(optimizer.param_groups[0]["lr"]), rate.calls, set(vars(optimizer))
+
+    before = state()
+    result = amp_fuzz.check(train, X, backends=["eager-cpu"], backward=False, isolate=isolate)
+    assert [run.status for run in result.runs] == ["agreed"], str(result)
+    assert state() == before
+
+
+def test_what_an_optimizer_of_the_users_class_holds_is_put_back() -> None:
+    class Slow(torch.optim.SGD):
+        steps = 0
+        seen: list[int]
+
+        def step(self, closure: Any = None) -> Any:
+            self.steps += 1
+            self.seen = [*getattr(self, "seen", []), self.steps]
+            return super().step(closure) if self.steps % 2 else None
+
+    model = nn.Linear(8, 8)
+    optimizer = Slow(model.parameters(), lr=0.1, momentum=0.9)
+
+    def train(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        model(x).float().sum().backward()
+        optimizer.step()
+        return x + optimizer.steps
+
+    result = amp_fuzz.check(train, X, backends=["eager-cpu"], backward=False, isolate=False)
+    assert [run.status for run in result.runs] == ["agreed"], str(result)
+    assert not {"steps", "seen"} & vars(optimizer).keys()
+    train(X)  # the momentum is restored too, but not compared
+    assert Subject.of(train, (X,)).state().keys() == {"model.weight", "model.bias"}
+
+
 def test_caches_hold_no_fake_tensor() -> None:
     """A fake one would be there for the next backend, and for the user."""
 

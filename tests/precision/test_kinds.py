@@ -199,6 +199,8 @@ def test_a_context_of_another_device_is_noted_beside_one_that_casts() -> None:
     assert note in " ".join(str(result).split())
     assert note not in " ".join(str(precision(model, x)).split())
     assert note not in " ".join(str(precision(called, x, device="cuda")).split())
+    idle = precision(called, x, autocast=None)
+    assert (idle.verdict, note in " ".join(str(idle).split())) == ("casts nothing", False)
 
 
 def test_a_context_that_turns_itself_off_casts_nothing() -> None:

@@ -264,6 +264,12 @@ DEFAULT = Autocast()
 FOR_XPU = Autocast(device="xpu", dtype="bfloat16")
 
 
+ADVICE = (
+    "For float32 on every device, write autocast(enabled=False) and cast the operands with "
+    ".float()."
+)
+
+
 def contexts(*around: Autocast, body: Any = SINE, backend: str = "eager-cpu") -> list[Note]:
     one = under(case([x("x0", 2)], body), Plan(around, backward="none"))
     return [*noted(one, backend, kinds=["context"])]
@@ -279,19 +285,33 @@ def test_a_context_of_a_dtype_that_only_some_devices_take_is_noted_on_both_sides
         (note,) = contexts(F32, backend=backend)
         assert (note.backend, note.where) == (backend, "autocast(device, dtype=torch.float32)")
         assert (note.message, note.device.split(",")) == (message, sorted(devices.split(",")))
+        assert note.advice == ADVICE
 
 
 def test_a_context_of_the_default_dtype_is_noted_if_none_around_it_gives_one() -> None:
     (note,) = contexts(DEFAULT)
     assert note.where == "autocast(device)"
     assert note.message.startswith("a context without a dtype is bfloat16 on cpu")
+    assert note.advice.startswith("Give it a dtype: ")
     region = Region(DEFAULT, (SINE,))
     assert contexts(BF16, body=region) == []
+    assert contexts(BF16, body=Region(DEFAULT, (region,))) == []
     assert contexts(BF16, DEFAULT) == []
     assert [n.where for n in contexts(FOR_XPU, body=region)] == [
         "autocast('xpu', dtype=torch.bfloat16)",
         "autocast(device)",
     ]
+
+
+def test_a_context_around_the_backward_pass_is_noted() -> None:
+    plan = Plan((BF16,), backward="under", backward_context=F32)
+    (note,) = noted(under(case([x("x0", 2)], SINE), plan), kinds=["context"])
+    assert note.advice == ADVICE
+
+
+def test_a_context_of_a_program_that_raises_is_noted() -> None:
+    (note,) = contexts(F32, body=call("mm", "x0", "x0"))  # of one dimension
+    assert note.advice == ADVICE
 
 
 def test_a_context_for_a_device_without_tensors_is_noted_once() -> None:

@@ -55,7 +55,7 @@ def waiting_for_ever() -> None:
 
 def working_for_ever(pipe: Connection) -> None:
     """Work in a thread of another process, as a compiler does."""
-    work = "import threading\nthreading.Thread(target=lambda: [1 for _ in iter(int, 1)]).start()"
+    work = "import itertools as i, threading as t; t.Thread(target=all, args=[i.repeat(1)]).start()"
     subprocess.run([sys.executable, "-c", work])
 
 
@@ -139,7 +139,7 @@ def test_a_process_that_works_is_told_from_one_that_waits() -> None:
     waits, _ = started()
     works = start(working_for_ever, multiprocessing.Pipe()[1])
     wait_until(lambda: is_runnable(works.pid or 0), "a thread that works")
-    assert not is_runnable(waits.pid or 0)
+    wait_until(lambda: not is_runnable(waits.pid or 0), "processes that wait")  # once they started
     for process in (waits, works):
         end(process)
         assert not is_runnable(process.pid or 0)

@@ -67,7 +67,8 @@ class Entered:
         def __init__(context: Any, device_type: str, dtype: Any = None, *args: Any,
                      **more: Any) -> None:  # fmt: skip
             init(context, device_type, dtype, *args, **more)
-            context._is_default = dtype is None and here().dtypes.get(device_type) is None
+            chosen = {**chosen_dtypes(), **here().dtypes}
+            context._is_default = dtype is None and device_type not in chosen
 
         def __enter__(context: Any) -> Any:
             if threading.get_ident() == self.thread:
@@ -75,8 +76,8 @@ class Entered:
             return enter(context)
 
         def __exit__(context: Any, *error: Any) -> Any:
-            if self.inside and self.inside[-1][0] is context:
-                self.inside.pop()
+            if threading.get_ident() == self.thread:
+                self._leave(context)
             return leave(context, *error)
 
         changed = {"__init__": __init__, "__enter__": __enter__, "__exit__": __exit__}
@@ -87,7 +88,7 @@ class Entered:
 
     def _enter(self, context: Any) -> None:
         line = _decorated() or self.line()
-        # One that was made before the run, as a decorator is, does not say what it was asked for.
+        # One that was made before this run, as a decorator is, does not say what it was asked for.
         asked = getattr(context, "_asked", None)
         dtype, enabled, _ = asked or (context.fast_dtype, context._enabled, None)
         if not line:
@@ -102,10 +103,17 @@ class Entered:
         fact = None
         if enabled and dtype is not None:
             fact = by_dtype(self.device, str(dtype).removeprefix("torch."))
-        elif enabled and context._is_default:
+        elif enabled and getattr(context, "_is_default", False):
             fact = without_dtype(self.device)
         if fact is not None:
             self.found[Opened(self.device, line, fact)] = None
+
+    def _leave(self, context: Any) -> None:
+        """Forget a context, which a generator may leave before one that was entered later."""
+        for entry in reversed(self.inside):
+            if entry[0] is context:
+                self.inside.remove(entry)
+                return
 
     def meet(self, *trees: Any) -> None:
         """Take in the tensors of a call of torch."""

@@ -25,10 +25,14 @@ __all__ = ["Held", "hold", "made_by_compiler"]
 
 _DEPTH = 8  # nesting of objects: deeper ones do not really belong to the callable
 
-_STATEFUL = (
-    *(torch.Generator, np.random.Generator, random.Random),
-    *(torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler),
-)
+_STATEFUL = (torch.Generator, np.random.Generator, random.Random, torch.optim.Optimizer)
+# Objects of torch whose attributes a call may set, as it may those of a user's object.
+_TRAINING = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+# The attributes of torch's objects that are restored by other means.
+_ELSEWHERE: dict[type, frozenset[str]] = {
+    torch.nn.Module: frozenset({"_parameters", "_buffers", "_modules"}),
+    torch.optim.Optimizer: frozenset({"state", "param_groups"}),
+}
 _PLAIN = (int, float, str, bytes, type(None))
 
 
@@ -37,10 +41,10 @@ class Held:
     """What a callable holds, by name.
 
     computed: tensors computed from others that require grad: a backward pass of the callable
-    continues into these. stateful: generators of random numbers, optimisers, their schedulers and
-    scalers. objects: their attributes may be set by a call. containers: in their attributes; their
-    items may be set. caches: functions that remember results. compiled: the names of objects made
-    by torch.compile or TorchScript.
+    continues into these. stateful: generators of random numbers, and optimisers. objects: of the
+    user's classes, optimisers, schedulers and scalers; their attributes may be set by a call.
+    containers: in their attributes; their items may be set. caches: functions that remember
+    results. compiled: the names of objects made by torch.compile or TorchScript.
     """
 
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
@@ -83,6 +87,7 @@ def hold(value: Any, held: Held, name: str = "", depth: int = 0, *, owned: bool 
             held.tensors[_free(name, held.tensors)] = value
     elif issubclass(kind, _STATEFUL):
         held.stateful[_free(name, held.stateful)] = value
+        _object(value, held, name, depth, owned=owned)
     elif issubclass(kind, (FunctionType, MethodType)) or attribute(value, "__wrapped__"):
         _function(value, held, name, depth)
     elif issubclass(kind, functools.partial):
@@ -94,11 +99,11 @@ def hold(value: Any, held: Held, name: str = "", depth: int = 0, *, owned: bool 
 
 
 def _object(value: Any, held: Held, name: str, depth: int, *, owned: bool) -> None:
-    """Add the items of a container, and the attributes of an object of a user's class."""
+    """Add the items of a container, and the attributes of an object that a call may change."""
     kind = type(value)
     if owned and base_of(value):
         held.containers[_free(name, held.containers)] = value
-    if _users(kind) and not issubclass(kind, type):
+    if (_users(kind) and not issubclass(kind, type)) or issubclass(kind, _TRAINING):
         held.objects[_free(name, held.objects)] = value
         _attributes(value, held, name, depth)
         if call := attribute(value, "__call__"):
@@ -114,10 +119,9 @@ def _items(value: Any) -> list[tuple[str, Any]]:
 
 
 def _attributes(owner: Any, held: Held, name: str, depth: int) -> None:
-    module = issubclass(type(owner), torch.nn.Module)
-    own = {"_parameters", "_buffers", "_modules"} if module else set()
+    kinds = [kind for kind in _ELSEWHERE if issubclass(type(owner), kind)]
     for key, value in attributes(owner).items():
-        if key in own:
+        if any(key in _ELSEWHERE[kind] for kind in kinds):
             continue
         if issubclass(type(value), torch.Tensor) and value.requires_grad and not value.is_leaf:
             continue  # left by some hooks: it is recomputed in each call

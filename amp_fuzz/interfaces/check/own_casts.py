@@ -40,6 +40,7 @@ _CASTING = ("bfloat16", "half", "to", "type", "type_as")
 _KEEPING = (Policy.FP32, Policy.FP32_SET_OPT_DTYPE, Policy.FP32_APPEND_DTYPE)
 _OURS = str(Path(amp_fuzz.__file__).parent) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
+_CONTEXTS = tuple(str(Path(_TORCH, at, "amp", "autocast_mode.py")) for at in ("", "cpu", "cuda"))
 
 _Kind: TypeAlias = Literal["cast", "lowered", "region", "function"]
 _ADVICE: dict[str, str] = {
@@ -194,7 +195,7 @@ def _line() -> str:
     Methods of contexts, and of contextlib, are skipped.
     """
     frame: Any = sys._getframe()
-    files = (_OURS, torch.amp.autocast_mode.__file__, contextlib.__file__, "<")
+    files = (_OURS, *_CONTEXTS, contextlib.__file__, "<")
     while frame is not None and frame.f_code.co_filename.startswith(files):
         if frame.f_code is call.__code__:  # the contexts of the plan
             return ""

@@ -141,11 +141,9 @@ def _moved(tensor: torch.Tensor, data: torch.Tensor) -> bool:
 
 
 def _keep(stateful: Any) -> Callable[[], Any]:
-    """Return a function that restores an object that counts, draws or trains."""
+    """Return a function that restores an optimiser, or a generator of torch, NumPy or Python."""
     if isinstance(stateful, torch.optim.Optimizer):
         return _keep_optimizer(stateful)
-    if isinstance(stateful, (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)):
-        return _keep_attributes(stateful)
     if isinstance(stateful, torch.Generator):
         kept = stateful.get_state()
         return lambda: stateful.set_state(kept)
@@ -160,7 +158,15 @@ def _keep(stateful: Any) -> Callable[[], Any]:
 def _keep_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
     state = [(key, own, _again(own)) for key, own in optimizer.state.items()]
     groups = [(group, _again(group)) for group in optimizer.param_groups]
-    fill = _keep_values([own for _, own, _ in state])
+    options = [
+        {k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups
+    ]
+    held = [
+        leaf
+        for leaf in tree_leaves([options, *(own for _, own, _ in state)])
+        if isinstance(leaf, torch.Tensor)
+    ]
+    values = [t.detach().clone() for t in held]
 
     def back() -> None:
         optimizer.state.clear()
@@ -170,41 +176,11 @@ def _keep_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
         optimizer.param_groups[:] = [group for group, _ in groups]
         for group, before in groups:
             put_back(group, content(before))
-        fill()
-
-    return back
-
-
-def _keep_attributes(owner: Any) -> Callable[[], Any]:
-    """Return a function that restores a scaler, or a scheduler and those that it takes turns of."""
-    own = vars(owner)
-    before, fill = _again(own), _keep_values(own)
-    inner = [
-        one for one in tree_leaves(before) if isinstance(one, torch.optim.lr_scheduler.LRScheduler)
-    ]
-    backs = [_keep_attributes(one) for one in inner]
-
-    def back() -> None:
-        own.clear()
-        own.update(_again(before))
-        fill()
-        for each in backs:
-            each()
-
-    return back
-
-
-def _keep_values(tree: Any) -> Callable[[], Any]:
-    """Return a function that restores the values of the tensors in containers."""
-    held = [t for t in tree_leaves(tree) if isinstance(t, torch.Tensor)]
-    values = [t.detach().clone() for t in held]
-
-    def fill() -> None:
         with torch.no_grad():
             for tensor, value in zip(held, values, strict=True):
                 tensor.copy_(value)
 
-    return fill
+    return back
 
 
 def _again(tree: dict[str, Any]) -> dict[str, Any]:
