@@ -95,7 +95,7 @@ def _summary(view: View) -> None:
     say()
     table(("devices", "dtype", *BY_DEVICE), view.by_device())
     unneeded = view.unneeded()
-    say(f"kept in float32, and would amplify: {plural(len(view.needed()), 'op')}")
+    say(f"\nkept in float32, and would amplify: {plural(len(view.needed()), 'op')}")
     say(f"\nkept in float32 without need: {plural(len(unneeded), 'op')}")
     for dtypes in sorted(set(map(tuple, unneeded.values())), key=len, reverse=True):
         ops = [op for op, mine in unneeded.items() if tuple(mine) == dtypes]
