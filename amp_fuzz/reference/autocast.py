@@ -11,7 +11,7 @@ import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar, cast
@@ -120,10 +120,12 @@ class autocast:
 
     def __enter__(self) -> autocast:
         s, d = here(), self.device
-        kernels.register(self.table.rules)
-        kernels.register_temporarily(s.semantics.extra())
+        passing = kernels.register(self.table.rules)
+        lent = kernels.temporary() if passing else nullcontext()
+        lent.__enter__()
+        kernels.register_temporarily((*s.semantics.extra(), *passing))
         before = s.enabled.get(d, False), s.dtypes.get(d), s.tables.get(d), s.cache_enabled
-        self._saved.states.append((s.resets, *before))
+        self._saved.states.append((lent, s.resets, *before))
         s.enabled[d], s.dtypes[d], s.tables[d] = self.enabled, self.dtype, self.table
         s.cache_enabled = self.cache_enabled
         s.nesting += 1
@@ -138,7 +140,8 @@ class autocast:
         traceback: TracebackType | None,
     ) -> None:
         s, d = here(), self.device
-        resets, enabled, dtype, table, cache_enabled = self._saved.states.pop()
+        lent, resets, enabled, dtype, table, cache_enabled = self._saved.states.pop()
+        lent.__exit__(None, None, None)
         if s.resets != resets:  # it was left behind, and what it had set is gone
             return
         _queries.leave()

@@ -170,7 +170,7 @@ def test_an_op_without_a_rule_is_made_in_parts() -> None:
 
 
 def test_the_backward_pass_of_parts_is_not_autocast() -> None:
-    tables = {"a": table(mm=Policy.LOWER_PRECISION_FP)}
+    tables = {"a": table(mm=Policy.LOWER_PRECISION_FP, mul__Tensor=Policy.LOWER_PRECISION_FP)}
     around = replace(tables["a"], device="cpu")
     given: Any = aten.matmul.default, (noise(4, 4), noise(4, 4, seed=2)), {}, tables
     with reference.autocast("cpu", torch.float16, table=around):

@@ -1017,6 +1017,28 @@ def a_region_that_raised(region: Callable[[], Any], w: torch.Tensor) -> torch.Te
 REGIONS = [one_region, sibling_regions, nested_regions, a_region_that_raised]
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, in jvp
+@pytest.mark.parametrize("way", ["grad", "vmap", "vjp", "jvp"])
+def test_a_rule_of_another_table_does_nothing_once_its_region_has_ended(way: str) -> None:
+    """Inside a transform, torch hands no Python number on to a kernel."""
+    rules = load_table("cpu").rules
+    rule = dataclasses.replace(rules["mm"], overload="mul.Tensor")
+    table = dataclasses.replace(load_table("cpu"), rules={**rules, "mul.Tensor": rule})
+    with reference.autocast("cpu", BF16, table=table):
+        assert (weight() * weight()).dtype is BF16
+    assert (weight() * 2).dtype is torch.float32
+
+    def product(w: torch.Tensor, region: Callable[[], Any]) -> torch.Tensor:
+        with region():
+            return (w @ w.T) * 2
+
+    def gradients(side: Side) -> Any:
+        region = partial(side.autocast, "cpu", BF16)
+        return WAYS[way](side, partial(product, region=region), weight().detach())
+
+    same(gradients)
+
+
 def by_backward(side: Side, function: Callable[..., torch.Tensor], w: torch.Tensor) -> Any:
     loss = function(w.requires_grad_()).square().sum()
     loss.backward()
