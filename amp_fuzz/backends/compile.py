@@ -290,7 +290,8 @@ class CompileBackend(TorchRepros, TorchBackend):
             return made(prelude.as_custom_op(program, *how))
 
         if case.plan.reuse != "calls":
-            return {"graph": made, "region": torch.compiler.nested_compile_region}
+            nested = getattr(torch.compiler, "nested_compile_region", None)  # since torch 2.8
+            return {"graph": made, "region": nested}
         compiled = made(program)
         return {"program": compiled, "autocast": around, "as_custom_op": opaque}
 

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 import msgspec
 import torch
 
-from amp_fuzz.cases.case import Case, Plan, Precision
+from amp_fuzz.cases.case import Case, Plan, Precision, Reuse
 from amp_fuzz.cases.program import (
     FP8,
     Around,
@@ -523,13 +523,14 @@ def draw_case(
     return case
 
 
-_REUSED = 12  # of so many cases, one calls its program again under other contexts
+_REUSED = 8  # of so many cases, one calls its program again under other contexts
+_REUSES: tuple[Reuse, ...] = ("calls", "graph", "region", "region")
 
 
 def _again(source: Bytes, case: Case) -> Case:
     """Return the case with one or two later calls in place of other ingredients."""
     plan = case.plan
-    kind, which, more = digits(source, 3, _CALLS, 3)
+    kind, which, more = digits(source, 4, _CALLS, 3)
     around = [_around(plan, which)]
     if more == 2:
         around.append(_around(plan, integer(source, _CALLS)))
@@ -539,16 +540,21 @@ def _again(source: Bytes, case: Case) -> Case:
         body = transform(body, region=_without_dtype)
         if not any(isinstance(context, Autocast) for context in regions(body)):
             body = (Region(Autocast(), body),)
+    reuse: Reuse = "calls" if sets else _REUSES[kind]
+    program = case.with_program(body=body).program
+    if reuse == "region":  # whose results are no views of each other or of inputs
+        program = returning_last(program)
+        reuse = "graph" if any(spec.role == "buffer" for spec in program.inputs) else reuse
     made = Plan(
         contexts=plan.contexts,
         backward="none" if plan.backward == "none" else "outside",
         later=tuple(around),
-        reuse="calls" if sets else ("calls", "graph", "region")[kind],
+        reuse=reuse,
         precision=plan.precision,
         deterministic=plan.deterministic,
         settings=plan.settings,
     )
-    return msgspec.structs.replace(case, plan=made).with_program(body=body)
+    return msgspec.structs.replace(case, plan=made, program=program)
 
 
 _CALLS = 6

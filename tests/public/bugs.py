@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -17,6 +18,7 @@ from amp_fuzz.backends import backends
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import (
     Autocast,
+    AutocastDType,
     DType,
     Node,
     Region,
@@ -328,6 +330,7 @@ HUGE = [x("x0", 8, 8, dtype="float16", domain="overflow")]
 SQUARED = (call("mul", "x0", "x0"), call("float", "v0", form="method", to="v1"))
 
 
+DEFAULT = (AutocastDType("float16"),)
 MASKED = call("ones_like", "x0", dtype=DType("bool"))
 
 
@@ -361,6 +364,30 @@ BUGS = (
             under(OFF, call("float", "x0", form="method"), call("mm", "v0", "w1", to="v1")),
         ),
         (case(INPUTS, ISLAND, contexts=(F16,)), case([x("w1", 8, 8)], call("linalg.inv", "w1"))),
+    ),
+    Bug(
+        "pytorch#191110",
+        "a context without a dtype keeps the default of its first call",
+        "compile[aot_eager]",
+        "dtype",
+        partial(known, name="compile-default-dtype"),
+        case(INPUTS, under(Autocast(), MM), contexts=(), later=(DEFAULT,)),
+        (
+            case(INPUTS, under(F16, MM), contexts=(), later=(DEFAULT,)),
+            case(INPUTS, under(Autocast(), MM), contexts=(), later=((F16,),)),
+        ),
+    ),
+    Bug(
+        "compile-region-state",
+        "a nested region runs under the state of another of its calls",
+        "compile[aot_eager]",
+        "dtype",
+        partial(known, name="compile-region-state"),
+        case(INPUTS, MM, later=((OFF,),), reuse="region"),
+        (
+            case(INPUTS, MM, later=((OFF,),), reuse="graph"),
+            case(INPUTS, MM, later=((BF16,),), reuse="region"),
+        ),
     ),
     Bug(
         "pytorch#195488",

@@ -95,7 +95,7 @@ BUGS = (
         backends=("compile[*",),
         kinds=(
             *("dtype", "value", "nonfinite", "range", "precision", "raise"),
-            *("grad-dtype", "grad-value", "grad-nonfinite", "grad-missing", "grad-range"),
+            *("grad-dtype", "grad-value", "grad-nonfinite", "grad-missing", "bitwise"),
         ),
         ops=("*",),
         without="nested-regions",
