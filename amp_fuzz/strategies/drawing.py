@@ -516,6 +516,9 @@ def draw_case(
     if settings:
         case = case.with_plan(settings=_settings(source, settings))
     if not recipes and integer(source, _REUSED) == _REUSED - 1:
+        if not focus and (lowered := _lowered(ops, device)):  # what shows the state of a call
+            program, values = _drawn(source, device, plan, ops, lowered, None, statements, fused)
+            case = msgspec.structs.replace(case, program=program)
         case = _again(source, case)
     if mixed and integer(source, mixed) == mixed - 1:
         plan, program = with_cpu_tensors(source, case.plan, program, values)
@@ -525,6 +528,15 @@ def draw_case(
 
 _REUSED = 8  # of so many cases, one calls its program again under other contexts
 _REUSES: tuple[Reuse, ...] = ("calls", "graph", "region", "region")
+
+
+def _lowered(ops: Sequence[Op] | None, device: str) -> list[Op]:
+    """Return the ops that autocast runs in 16 bits on a device type."""
+    rules = _policies(device)
+    pool = usable(CATALOGUE.values(), device) if ops is None else ops
+    names = {op.name: [name.removeprefix("aten::") for name in op.overloads] for op in pool}
+    found = {op: next((rules[n] for n in names[op] if n in rules), "") for op in names}
+    return [op for op in pool if found[op.name] == "lower_precision_fp"]
 
 
 def _again(source: Bytes, case: Case) -> Case:
