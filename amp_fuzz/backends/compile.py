@@ -110,7 +110,8 @@ class CompileBackend(TorchRepros, TorchBackend):
         graph replaces it. Function transforms of compiled functions are left out. The fake kernel
         of a custom op must not look at values, and its backward must be traceable, which that of a
         reentrant checkpoint is not (`torch.library.register_fake`, `register_autograd`). A frozen
-        program only infers, and calls no custom op: its weights would be the op's arguments.
+        program only infers, and calls no custom op: its weights would be the op's arguments. Nested
+        regions need AOTAutograd.
         """
         if self.freezing and case.plan.entry in CUSTOM_OPS:
             case = case.with_plan(entry="context")
@@ -120,6 +121,11 @@ class CompileBackend(TorchRepros, TorchBackend):
             case = _opaque(case)
         if self.rung != "eager" and case.plan.second == "double":
             case = case.with_plan(second="retain")
+        nests = self.rung != "eager" and hasattr(torch.compiler, "nested_compile_region")
+        if case.plan.reuse == "region" and not nests:
+            case = case.with_plan(reuse="graph")
+        if self.freezing:
+            case = case.with_plan(reuse="calls")
         return case.with_plan(transform="none")
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
@@ -283,6 +289,8 @@ class CompileBackend(TorchRepros, TorchBackend):
         def opaque(_: Callable[..., Any], *how: Any) -> Any:
             return made(prelude.as_custom_op(program, *how))
 
+        if case.plan.reuse != "calls":
+            return {"graph": made, "region": torch.compiler.nested_compile_region}
         compiled = made(program)
         return {"program": compiled, "autocast": around, "as_custom_op": opaque}
 
@@ -306,6 +314,8 @@ class CompileBackend(TorchRepros, TorchBackend):
 
     def source(self, case: Case) -> str:
         """Return the source of the program and of its compilation, for a repro."""
+        if case.plan.reuse != "calls":
+            return program_source(case.program)
         again = "plain = program\n" if case.plan.entry in ("decorator", *CUSTOM_OPS) else ""
         compiled = f"program = {self.expression('program', case)}"
         return f"{program_source(case.program).rstrip()}\n\n\n{again}{compiled}\n"
@@ -321,6 +331,8 @@ class CompileBackend(TorchRepros, TorchBackend):
             return f"entered = {self.expression(f'{match[1]}(plain)', case)}"
 
         text = re.sub(r"entered = (autocast\(.*\))\(program\)", compiled, text)
+        text = text.replace("region(program)", "torch.compiler.nested_compile_region(program)")
+        text = text.replace("graph(calls)", self.expression("calls", case))
         return opaque(text, lambda function: self.expression(function, case))
 
     def cleanup(self) -> list[str]:

@@ -64,13 +64,15 @@ class ExportBackend(TorchRepros, TorchBackend):
         """Return the case without what an exported program cannot do.
 
         It holds one graph, for the thread, the grad mode and the autocast of its first call: no
-        first pass under another mode, no other thread, no function transforms, and no pass that is
-        interrupted outside of a function that disables autocast. Decomposed, it only infers.
+        first or later call under another mode, no other thread, no function transforms, and no pass
+        that is interrupted outside of a function that disables autocast. Decomposed, it only
+        infers.
         """
         case = inferring(case) if self.decomposed else case
         if case.plan.entry == "cast_inputs":
             case = case.with_plan(interrupted=False)
-        return case.with_plan(first_pass="none", transform="none", thread="none")
+        case = case.with_plan(first_pass="none", transform="none", thread="none")
+        return case.with_plan(later=(), reuse="calls")
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         """Run cases one by one, each in a separate thread: a failed export leaves modes behind."""

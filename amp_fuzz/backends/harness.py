@@ -1,8 +1,8 @@
 """Run a case's source under one implementation of autocast, and observe the results.
 
 The reference and every eager backend use `run`, with the same text and the same inputs. Only the
-names `autocast`, `checkpoint`, `custom_fwd`, `custom_bwd`, `custom_op`, `grad` and `vmap` have
-other values.
+names `autocast`, `checkpoint`, `custom_fwd`, `custom_bwd`, `custom_op`, `grad`, `vmap` and
+`autocast_dtype` have other values.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ class Runtime:
     tensor. fp8: returns what stands for FP8 in one run: ``fp8``, ``fp8_linear``, and a checkpoint
     of the one that it is given. follow: called in the thread that starts another, returns a
     function as that thread has to run it: modes and rules are thread-local. place: moves a CPU
-    input to where the program works; by default it is copied to `device`.
+    input to where the program works; by default it is copied to `device`. autocast_dtype: a
+    context that sets the dtype of contexts that name none.
     """
 
     device: str
@@ -116,6 +117,7 @@ class Runtime:
     vmap: Callable[..., Any] = torch.func.vmap
     custom_op: Callable[..., Any] = custom_op
     place: Callable[[torch.Tensor], torch.Tensor] | None = None
+    autocast_dtype: Callable[..., AbstractContextManager[Any]] = prelude.autocast_dtype
     fp8: Callable[[Callable[..., Any]], Mapping[str, Any]] = _without_fp8
 
     def thread(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -136,6 +138,9 @@ class Runtime:
             "vmap": self.vmap,
             "custom_op": self.custom_op,
             "Interrupted": prelude.Interrupted,
+            "autocast_dtype": self.autocast_dtype,
+            "graph": _itself,
+            "region": _itself,
             "as_custom_op": prelude.as_custom_op,
             "as_function": prelude.as_function,
             "as_function_apart": prelude.as_function_apart,

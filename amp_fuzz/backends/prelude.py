@@ -7,6 +7,7 @@ only torch, the standard library, and each other.
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ __all__ = [
     "as_custom_op",
     "as_function",
     "as_function_apart",
+    "autocast_dtype",
     "cotangent",
     "exported",
     "frozen",
@@ -53,6 +55,17 @@ def nudge(weights):  # type: ignore[no-untyped-def]
     with torch.no_grad():
         for weight in weights:
             weight.mul_(0.5)
+
+
+@contextmanager
+def autocast_dtype(device, dtype):  # type: ignore[no-untyped-def]
+    """Let contexts that name no dtype take this one."""
+    before = torch.get_autocast_dtype(device)
+    torch.set_autocast_dtype(device, dtype)
+    try:
+        yield
+    finally:
+        torch.set_autocast_dtype(device, before)
 
 
 def in_thread(function: Any, *args: Any) -> Any:

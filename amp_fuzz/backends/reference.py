@@ -24,6 +24,7 @@ from amp_fuzz.reference.shadow.band import Band
 from amp_fuzz.reference.shadow.mode import Promise, Reach, Shadow
 from amp_fuzz.reference.shadow.products import Products
 from amp_fuzz.reference.shadow.written import casting
+from amp_fuzz.reference.state import default_dtypes
 
 __all__ = [
     "Numerics",
@@ -245,6 +246,7 @@ def reference_runtime(
             grad=reference.grad(device),
             vmap=reference.vmap,
             custom_op=reference.custom_op,
+            autocast_dtype=lambda device, dtype: default_dtypes({device: dtype}),
             state=_named,
             reset=reset,
             scope=scope,

@@ -14,7 +14,9 @@ from amp_fuzz.cases.case import CUSTOM_OPS, Case
 from amp_fuzz.cases.program import (
     FP8,
     Arg,
+    Around,
     Autocast,
+    AutocastDType,
     Checkpoint,
     Context,
     DType,
@@ -195,9 +197,11 @@ class _Body:
         return [*lines, f"{pad}{_tuple(made)} = {call}"]
 
 
-def _context(context: Context) -> str:
+def _context(context: Context | Around) -> str:
     if isinstance(context, Autocast):
         return autocast_call(context)
+    if isinstance(context, AutocastDType):
+        return f"autocast_dtype(device, torch.{context.dtype})"
     if isinstance(context, FP8):
         return f"fp8({', '.join(fp8_words(context))})"
     return "torch.inference_mode()" if isinstance(context, InferenceMode) else "torch.no_grad()"
@@ -241,7 +245,10 @@ class _Driver:
             return self.text
         if self.plan.interrupted:
             self.interrupted()
-        if self.plan.loop == "inside" and self.plan.steps > 1:
+        if self.plan.later:
+            self.calls()
+            self.backward("")
+        elif self.plan.loop == "inside" and self.plan.steps > 1:
             self.enter()
             self.steps(self.pass_inside)
             self.depth -= len(self.plan.contexts)
@@ -353,6 +360,43 @@ class _Driver:
             self.put(f'observe("{name}", outputs[{j}])')
         for j, weight in enumerate(self.weights):
             self.put(f'observe("{weight}.grad", grads[{j}])')
+
+    # -- several calls, each under contexts of its own ------------------------------------------
+
+    def calls(self) -> None:
+        """Call the program once for each context; `outputs` are those of all calls."""
+        plan, whole = self.plan, self.plan.reuse != "calls"
+        names = ["outputs", *(f"later{i}" for i in range(len(plan.later)))]
+        params = ", ".join(s.name for s in self.program.inputs)
+        depth = self.depth
+        if plan.reuse == "region":
+            self.put("entered = region(program)")
+        if whole:
+            self.put(f"def calls({params}):")
+        for name, contexts in zip(names, (plan.contexts, *plan.later), strict=True):
+            self.depth = depth + whole
+            for context in contexts:
+                self.put(f"with {_context(context)}:")
+                self.depth += 1
+            function = "entered" if plan.reuse == "region" else "program"
+            self.put(f"{name} = {function}({self.inputs()})")
+            if not whole:
+                self.observed(name)
+        if whole:
+            self.depth = depth
+            self.put(f"{_INDENT}return {_tuple(names)}")
+            self.put(f"{_tuple(names)} = graph(calls)({params})")
+            for name in names:
+                self.observed(name)
+        self.depth = depth
+        if plan.backward != "none" and self.weights:
+            self.put(f"outputs = ({', '.join(f'*{name}' for name in names)})")
+
+    def observed(self, name: str) -> None:
+        """Write what observes the results of one of several calls."""
+        prefix = "" if name == "outputs" else f"{name}."
+        for i, output in enumerate(self.program.outputs):
+            self.put(f'observe("{prefix}{output}", {name}[{i}])')
 
     # -- forward and backward -----------------------------------------------------------------
 

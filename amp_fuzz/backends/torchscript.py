@@ -137,7 +137,7 @@ class ScriptBackend(TorchRepros, TorchBackend):
         left out. A frozen module has no gradients, and keeps the casts of the thread that froze it.
         """
         body = unwrapped(case.program.body, _UNSAYABLE[self.mode])
-        case = case.with_program(body=body).with_plan(transform="none")
+        case = case.with_program(body=body).with_plan(transform="none", later=(), reuse="calls")
         if (self.freeze or self.check) and case.plan.entry == "cast_inputs":
             case = case.with_plan(entry="context")  # its weights are copies
         if case.plan.checkpoint == "non_reentrant":

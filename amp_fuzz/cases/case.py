@@ -7,6 +7,7 @@ This module imports neither torch nor Hypothesis, and nothing that it reads is e
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -16,11 +17,14 @@ import msgspec
 from amp_fuzz.cases.literals import bits_of, numbers
 from amp_fuzz.cases.program import (
     Arg,
+    Around,
     Autocast,
+    AutocastDType,
     Checkpoint,
     DType,
     Items,
     Node,
+    NoGrad,
     Program,
     ProgramError,
     Region,
@@ -47,6 +51,7 @@ __all__ = [
 
 FORMAT = 1
 MAX_CONTEXTS = 16  # like regions: CPython compiles at most 20 nested blocks
+MAX_CALLS = 7
 
 Entry: TypeAlias = Literal[
     "context",
@@ -63,6 +68,7 @@ CUSTOM_OPS: tuple[Entry, ...] = ("custom_op", "register_autocast")
 Backward: TypeAlias = Literal["none", "outside", "inside", "under"]
 Transform: TypeAlias = Literal["none", "grad", "vmap", "vmap_grad"]
 Precision: TypeAlias = Literal["default", "high", "highest"]
+Reuse: TypeAlias = Literal["calls", "graph", "region"]
 
 
 class CaseError(ValueError):
@@ -88,6 +94,11 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first_pass: a forward pass in the same context first, under that mode.
     calls: how often the program is called in the context; the later calls are observed too. A
         custom op is called once, then the program itself, so weights are used inside and outside.
+    later: what is around each further call of the program, outermost first, after the contexts are
+        left. The backward pass is of all calls. It excludes every other ingredient.
+    reuse: what a compiler is given of them: ``calls`` is the program, which is called again;
+        ``graph`` is one function with all calls and the contexts around them; in ``region`` the
+        program is a `torch.compiler.nested_compile_region` of that function.
     checkpoint: whether the whole program is one checkpoint.
     thread: ``inside`` calls the program in another thread within the context (autocast state is
         thread-local, so it runs bare); ``whole`` does everything in another thread.
@@ -113,6 +124,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loop: Literal["outside", "inside"] = "outside"
     first_pass: Literal["none", "no_grad", "inference_mode"] = "none"
     calls: int = 1
+    later: tuple[tuple[Around, ...], ...] = ()
+    reuse: Reuse = "calls"
     checkpoint: Literal["none", "reentrant", "non_reentrant"] = "none"
     thread: Literal["none", "inside", "whole"] = "none"
     interrupted: bool = False
@@ -123,22 +136,25 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     settings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        contexts = " > ".join(show_context(c) for c in self.contexts) or "bare"
+        contexts = _around(self.contexts)
         words = []
         for field in msgspec.structs.fields(self):
             value = getattr(self, field.name)
             if field.name != "contexts" and value != field.default:
                 shown = show_context(value) if isinstance(value, Autocast) else value
-                shown = f"({'; '.join(value)})" if isinstance(value, tuple) else shown
+                shown = f"({'; '.join(value)})" if field.name == "settings" else shown
+                shown = f"({'; '.join(map(_around, value))})" if field.name == "later" else shown
                 words.append(f"{field.name}={shown}")
         return ", ".join([contexts, *words])
 
     def check(self) -> None:
         """Raise `ProgramError` unless the plan can be driven."""
-        if len(self.contexts) > MAX_CONTEXTS:
-            raise ProgramError(f"$.contexts has {len(self.contexts)}: use {MAX_CONTEXTS} at most")
-        for i, context in enumerate(self.contexts):
-            check_context(context, f"$.contexts[{i}]")
+        around = {"contexts": self.contexts, **self._later()}
+        for name, contexts in around.items():
+            if len(contexts) > MAX_CONTEXTS:
+                raise ProgramError(f"$.{name} has {len(contexts)}: use {MAX_CONTEXTS} at most")
+            for i, context in enumerate(contexts):
+                check_context(context, f"$.{name}[{i}]")
         if self.backward_context is not None:
             check_context(self.backward_context, "$.backward_context")
         if (self.backward == "under") != (self.backward_context is not None):
@@ -153,20 +169,29 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if unknown := [line for line in self.settings if line not in SETTINGS]:
             raise ProgramError(f"$.settings has {unknown[0]!r}: use {', '.join(SETTINGS)}")
         if self.transform != "none":
-            self._check_transform()
-
-    def _check_transform(self) -> None:
-        free = (
-            *("contexts", "backward", "backward_context", "transform"),
-            *("precision", "deterministic", "settings"),
-        )
-        others = [f for f in msgspec.structs.fields(self) if f.name not in free]
-        if wrong := [f.name for f in others if getattr(self, f.name) != f.default]:
-            raise ProgramError(
-                f"$.transform={self.transform!r} stands alone: leave out {', '.join(wrong)}"
-            )
+            self._check_alone("transform", "backward", "backward_context")
         if self.differentiates and self.backward not in ("outside", "inside"):
             raise ProgramError(f"$.transform={self.transform!r} needs backward outside or inside")
+        if self.later:
+            self._check_alone("later", "reuse", "backward")
+            if self.backward not in ("none", "outside"):
+                raise ProgramError("$.later needs backward='none' or 'outside'")
+        elif self.reuse != "calls":
+            raise ProgramError(f"$.reuse={self.reuse!r} belongs to $.later, and only to it")
+
+    def _later(self) -> dict[str, tuple[Around, ...]]:
+        if len(self.later) > MAX_CALLS:
+            raise ProgramError(f"$.later has {len(self.later)} calls: use {MAX_CALLS} at most")
+        return {f"later[{i}]": contexts for i, contexts in enumerate(self.later)}
+
+    def _check_alone(self, name: str, *with_it: str) -> None:
+        """Raise `ProgramError` unless an ingredient stands alone, but for what may be with it."""
+        free = (name, *with_it, "contexts", "precision", "deterministic", "settings")
+        others = [f for f in msgspec.structs.fields(self) if f.name not in free]
+        if wrong := [f.name for f in others if getattr(self, f.name) != f.default]:
+            value = getattr(self, name)
+            shown = f"={value!r}" if isinstance(value, str) else ""
+            raise ProgramError(f"$.{name}{shown} stands alone: leave out {', '.join(wrong)}")
 
     @property
     def differentiates(self) -> bool:
@@ -174,11 +199,16 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.transform in ("grad", "vmap_grad")
 
 
+def _around(contexts: Sequence[Around]) -> str:
+    return " > ".join(map(show_context, contexts)) or "bare"
+
+
 # The entries that need no autocast context.
 _BARE = ("context", "custom_op", "function", "function_apart")
 
 # The fields that were added later, at their defaults.
 _LATER = (
+    b',"later":[],"reuse":"calls"',
     b',"transform":"none"',
     b',"precision":"default"',
     b',"deterministic":false',
@@ -276,12 +306,43 @@ def bare(case: Case) -> Case:
     """Return the case without autocast contexts, which is what enabled=False means."""
     bare = case.with_program(body=unwrapped(case.program.body, (Autocast,)))
     backward = "outside" if case.plan.backward == "under" else case.plan.backward
-    return bare.with_plan(contexts=(), entry="context", backward_context=None, backward=backward)
+    plain = (Autocast, AutocastDType)
+    later = tuple(tuple(c for c in call if not isinstance(c, plain)) for call in case.plan.later)
+    return bare.with_plan(
+        contexts=(), later=later, entry="context", backward_context=None, backward=backward
+    )
+
+
+def calls(case: Case) -> dict[str, Case]:
+    """Return each call of a case with later ones alone, by the prefix of its labels."""
+    around: dict[str, tuple[Around, ...]] = {"": case.plan.contexts}
+    around |= {f"later{i}.": contexts for i, contexts in enumerate(case.plan.later)}
+    return {prefix: _call(case, contexts) for prefix, contexts in around.items()}
+
+
+def _call(case: Case, around: tuple[Around, ...]) -> Case:
+    dtypes = [c.dtype for c in around if isinstance(c, AutocastDType)]
+    contexts = tuple(c for c in around if isinstance(c, Autocast))
+    body = case.program.body
+    if any(isinstance(c, NoGrad) for c in around):
+        body = (Region(NoGrad(), body),)
+    alone = case.with_program(body=body).with_plan(contexts=contexts, later=(), reuse="calls")
+    return _named(alone, dtypes[-1]) if dtypes else alone
+
+
+def _named(case: Case, dtype: str) -> Case:
+    """Return the case with a dtype named by each autocast context that names none."""
+
+    def named(context: Autocast) -> Autocast:
+        return context if context.dtype else msgspec.structs.replace(context, dtype=dtype)
+
+    return _changed(case, named)
 
 
 def uses_autocast(case: Case) -> bool:
     """Return whether a case enters an autocast context anywhere."""
-    around = any((*case.plan.contexts, case.plan.backward_context))
+    later = any(isinstance(c, Autocast) for call in case.plan.later for c in call)
+    around = later or any((*case.plan.contexts, case.plan.backward_context))
     return around or has_context(case.program.body, Autocast)
 
 
@@ -333,10 +394,10 @@ _NARROW = ("bfloat16", "float16")
 
 def map_autocast(case: Case, **changes: object) -> Case:
     """Return the case with these fields changed in each of its autocast contexts."""
+    return _changed(case, lambda context: msgspec.structs.replace(context, **changes))
 
-    def change(context: Autocast) -> Autocast:
-        return msgspec.structs.replace(context, **changes)
 
+def _changed(case: Case, change: Callable[[Autocast], Autocast]) -> Case:
     def region(node: Region, body: tuple[Node, ...]) -> tuple[Region]:
         context = node.context
         return (Region(change(context) if isinstance(context, Autocast) else context, body),)
@@ -345,6 +406,10 @@ def map_autocast(case: Case, **changes: object) -> Case:
     changed = case.with_program(body=transform(case.program.body, region=region))
     return changed.with_plan(
         contexts=tuple(change(c) for c in case.plan.contexts),
+        later=tuple(
+            tuple(change(c) if isinstance(c, Autocast) else c for c in call)
+            for call in case.plan.later
+        ),
         backward_context=None if under is None else change(under),
     )
 

@@ -21,6 +21,7 @@ __all__ = [
     "FP8",
     "Arg",
     "Autocast",
+    "AutocastDType",
     "Checkpoint",
     "DType",
     "Float",
@@ -190,6 +191,16 @@ class FP8(msgspec.Struct, frozen=True, tag="fp8", forbid_unknown_fields=True):
 
 
 Context: TypeAlias = Autocast | NoGrad | InferenceMode | Checkpoint | FP8
+
+
+class AutocastDType(msgspec.Struct, frozen=True, tag="autocast_dtype", forbid_unknown_fields=True):
+    """``torch.set_autocast_dtype(device, dtype)``, and back: of contexts that name no dtype."""
+
+    dtype: Literal["bfloat16", "float16"]
+
+
+Around: TypeAlias = Autocast | NoGrad | AutocastDType
+"""What may be around a later call of a program."""
 
 
 class Region(msgspec.Struct, frozen=True, tag="region", forbid_unknown_fields=True):
@@ -387,8 +398,10 @@ def show_arg(arg: Arg) -> str:
     return repr(arg)
 
 
-def show_context(context: Context) -> str:
+def show_context(context: Context | Around) -> str:
     """Return a context as in the listing."""
+    if isinstance(context, AutocastDType):
+        return f"autocast_dtype({context.dtype})"
     if isinstance(context, FP8):
         return f"fp8({', '.join(fp8_words(context))})"
     if not isinstance(context, Autocast):
@@ -520,7 +533,7 @@ DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "maia")
 MAX_HISTORY = 1024
 
 
-def check_context(context: Context, where: str) -> None:
+def check_context(context: Context | Around, where: str) -> None:
     if isinstance(context, FP8):
         _check_fp8(context, where)
     if not isinstance(context, Autocast):

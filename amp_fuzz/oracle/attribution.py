@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from amp_fuzz.backends.harness import Observation
-from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.case import Case, calls
 from amp_fuzz.cases.program import FP8, Autocast, Node, Statement, regions
 from amp_fuzz.oracle.compare import Divergence, same
 from amp_fuzz.oracle.errors import alike
@@ -81,6 +81,8 @@ def own(trial: Trial, found: Divergence) -> Own:
     """
     if any(isinstance(context, FP8) for context in regions(trial.case.program.body)):
         return NONE
+    if trial.case.plan.later and found.kind not in ("relation", "nondeterminism"):
+        return _by_call(trial)
     program = trial.explicit()
     other = None if program is None else trial.beside(program.case, program.expected)
     kept = frozenset() if program is None else program.kept
@@ -99,6 +101,38 @@ def own(trial: Trial, found: Divergence) -> Own:
         known = other is not None and not plain.expected.kernels
         state &= _parts(plain.observed) if known else frozenset()
     return Own(labels, _ends(trial) and asked.raises(), state)
+
+
+def _by_call(trial: Trial) -> Own:
+    """Return which part of a divergence the backend shows without autocast, of several calls.
+
+    There is no explicit program of calls that are cast in different ways. So what a call shows
+    alone is asked of that call, and what it does not is asked of the case without autocast.
+    """
+    values = _values(trial)
+    asked = _Asked(trial, None, frozenset(), frozenset())
+    labels = {one.where for one in values if asked.shows(one)}
+    raises = _ends(trial) and asked.raises()
+    state = _parts(trial.observed) - _parts(trial.expected)
+    left = state - _parts(trial.bare().observed)
+    gradients, alike = set[str](), True
+    for prefix, case in calls(trial.case).items():
+        alone = trial.beside(case, trial.refer(case))
+        found = alone.compare()
+        part = NONE if found is None else own(alone, found)
+        raises |= part.raises and _ends(trial) and _alike(trial.observed, alone.observed)
+        left -= part.state
+        gradients |= {label for label in part.labels if label.endswith(".grad")}
+        for one in values:
+            label = one.where.removeprefix(prefix)
+            if "." in label or not one.where.startswith(prefix):
+                continue  # of another call, or of all
+            same = _same(trial, alone, one, label)
+            alike &= same
+            labels |= {one.where} if same and label in part.labels else set()
+    # Of all calls together, a gradient is what it should be if their values are.
+    labels |= {one.where for one in values if alike and one.where in gradients}
+    return Own(frozenset(labels), raises, state - left)
 
 
 def _wrong(trial: Trial, kept: frozenset[str], values: Sequence[Divergence]) -> frozenset[str]:
@@ -216,10 +250,14 @@ def _values(trial: Trial) -> list[Divergence]:
     return found
 
 
-def _same(trial: Trial, other: Trial, found: Divergence) -> bool:
-    """Return whether the backend computes the same value of a label in the explicit program."""
-    label = found.where
-    mine, theirs = trial.observed.values.get(label), other.observed.values.get(label, _MISSING)
+def _same(trial: Trial, other: Trial, found: Divergence, label: str = "") -> bool:
+    """Return whether the backend computes the same value in another case, by default the label's.
+
+    The other case is the explicit program, or one of several calls.
+    """
+    label = label or found.where
+    mine = trial.observed.values.get(found.where)
+    theirs = other.observed.values.get(label, _MISSING)
     if mine is None or theirs is None:
         return mine is theirs
     if (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):

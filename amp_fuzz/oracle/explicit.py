@@ -95,9 +95,11 @@ def explicit(trial: Trial) -> Explicit | None:
     """Return the explicit program of a trial's case, or None if there is none.
 
     There is none for a case without autocast, or whose autocast stays around every statement, or
-    for one that stands for a callable.
+    for one that stands for a callable, or whose calls are cast in different ways.
     """
     case = trial.case
+    if case.plan.later:
+        return None
     plain = _unwrapped(case)
     if plain is None or any(s.op not in CATALOGUE for s in statements(case.program.body)):
         return None

@@ -128,7 +128,7 @@ def _entry(case: Case) -> tuple[Case, Case] | None:
         return None
     if plan.entry in ("cast_inputs", "register_autocast"):
         return None
-    if plan.transform != "none" or plan.backward == "inside":
+    if plan.transform != "none" or plan.backward == "inside" or plan.later:
         return None  # a decorated function is left before the backward pass
     later = plan.steps > 1 or plan.calls > 1
     if plan.entry in _FUNCTIONS and later and (_delays(case) or _keeps(case)):
@@ -149,7 +149,7 @@ def _checkpoint(case: Case) -> tuple[Case, Case] | None:
         return None
     if plan.backward == "none":
         return None  # nothing is recomputed
-    if plan.transform != "none":
+    if plan.transform != "none" or plan.later:
         return None
     if plan.checkpoint not in ("none", "non_reentrant") or plan.thread == "inside":
         return None

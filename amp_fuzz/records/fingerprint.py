@@ -236,7 +236,7 @@ def ingredient(case: Case) -> str:
         value = getattr(plan, name)
         if value == plain or (name == "loop" and plan.steps == 1):
             continue
-        if isinstance(value, tuple):
+        if name == "settings":
             value = ", ".join(value)
         found.append(f"{name}={value}" if isinstance(value, str) else name)
     if case.program.mixed:

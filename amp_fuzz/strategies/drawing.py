@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 import torch
@@ -15,7 +15,9 @@ import torch
 from amp_fuzz.cases.case import Case, Plan, Precision
 from amp_fuzz.cases.program import (
     FP8,
+    Around,
     Autocast,
+    AutocastDType,
     Checkpoint,
     Context,
     Domain,
@@ -26,8 +28,10 @@ from amp_fuzz.cases.program import (
     Program,
     Region,
     Statement,
+    regions,
     returning_all,
     returning_last,
+    transform,
 )
 from amp_fuzz.cases.settings import SETTINGS
 from amp_fuzz.catalogue import CATALOGUE, Op
@@ -511,10 +515,66 @@ def draw_case(
         case = case.with_plan(deterministic=True)
     if settings:
         case = case.with_plan(settings=_settings(source, settings))
+    if not recipes and integer(source, _REUSED) == _REUSED - 1:
+        case = _again(source, case)
     if mixed and integer(source, mixed) == mixed - 1:
         plan, program = with_cpu_tensors(source, case.plan, program, values)
         case = msgspec.structs.replace(case, plan=plan, program=program)
     return case
+
+
+_REUSED = 12  # of so many cases, one calls its program again under other contexts
+
+
+def _again(source: Bytes, case: Case) -> Case:
+    """Return the case with one or two later calls in place of other ingredients."""
+    plan = case.plan
+    kind, which, more = digits(source, 3, _CALLS, 3)
+    around = [_around(plan, which)]
+    if more == 2:
+        around.append(_around(plan, integer(source, _CALLS)))
+    sets = any(isinstance(c, AutocastDType) for contexts in around for c in contexts)
+    body = case.program.body
+    if sets:
+        body = transform(body, region=_without_dtype)
+        if not any(isinstance(context, Autocast) for context in regions(body)):
+            body = (Region(Autocast(), body),)
+    made = Plan(
+        contexts=plan.contexts,
+        backward="none" if plan.backward == "none" else "outside",
+        later=tuple(around),
+        reuse="calls" if sets else ("calls", "graph", "region")[kind],
+        precision=plan.precision,
+        deterministic=plan.deterministic,
+        settings=plan.settings,
+    )
+    return msgspec.structs.replace(case, plan=made).with_program(body=body)
+
+
+_CALLS = 6
+_FIRST = (None, "bfloat16")
+
+
+def _around(plan: Plan, which: int) -> tuple[Around, ...]:
+    """Return what is around a later call: something else than around the first."""
+    first = plan.contexts[-1].dtype if plan.contexts else None
+    other: Literal["bfloat16", "float16"] = "float16" if first in _FIRST else "bfloat16"
+    if which < 2:
+        return (Autocast(dtype=other),)
+    choices: Sequence[tuple[Around, ...]] = (
+        (Autocast(enabled=False),),
+        (),
+        (NoGrad(), *plan.contexts),
+        (AutocastDType(other), *plan.contexts),
+    )
+    return choices[which - 2]
+
+
+def _without_dtype(node: Region, body: tuple[Node, ...]) -> tuple[Region]:
+    context = node.context
+    if isinstance(context, Autocast):
+        context = msgspec.structs.replace(context, dtype=None)
+    return (Region(context, body),)
 
 
 def _several(source: Bytes, plan: Plan) -> Plan:

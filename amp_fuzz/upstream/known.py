@@ -22,7 +22,9 @@ from amp_fuzz.versions import holds
 
 __all__ = ["Known", "KnownError", "Part", "load_known"]
 
-Part: TypeAlias = Literal["", "elided-casts", "promised-dtypes", "stopped-checkpoints"]
+Part: TypeAlias = Literal[
+    "", "elided-casts", "nested-regions", "promised-dtypes", "stopped-checkpoints"
+]
 """A part of a compiler that torch can run without."""
 
 

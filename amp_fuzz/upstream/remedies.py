@@ -74,8 +74,16 @@ def _without_stopped_checkpoints() -> AbstractContextManager[None]:
     return whole
 
 
+def _without_nested_regions() -> AbstractContextManager[None]:
+    """Let dynamo inline what is a nested region of a program."""
+    import torch
+
+    return patched(torch.compiler, "nested_compile_region", lambda function: function)
+
+
 WITHOUT: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "elided-casts": lambda: _compiled_with("emulate_precision_casts", True),
+    "nested-regions": _without_nested_regions,
     "promised-dtypes": _without_promised_dtypes,
     "stopped-checkpoints": _without_stopped_checkpoints,
 }

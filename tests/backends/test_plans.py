@@ -8,12 +8,19 @@ import pytest
 
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.harness import quiet
-from amp_fuzz.cases.program import Autocast
+from amp_fuzz.cases.program import Around, Autocast, AutocastDType, NoGrad
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, F16, call, case, needs_torch, x
 
 BACKENDS = ("compile[aot_eager]", "script", "trace", "export", "export[decomposed]")
+LATERS: tuple[tuple[Around, ...], ...] = (
+    (F16,),
+    (),
+    (Autocast(enabled=False),),
+    (NoGrad(), BF16),
+    (AutocastDType("float16"), Autocast()),
+)
 PLANS: tuple[dict[str, Any], ...] = (
     {},
     {"contexts": ()},
@@ -44,6 +51,8 @@ PLANS: tuple[dict[str, Any], ...] = (
     {"thread": "inside"},
     {"thread": "whole"},
     {"transform": "grad"},
+    *({"later": (around,), "reuse": reuse} for reuse in ("calls", "graph") for around in LATERS),
+    {"later": LATERS, "backward": "none"},
 )
 
 

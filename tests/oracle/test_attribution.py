@@ -13,7 +13,7 @@ import torch
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.harness import Observation, Raised, bits, quiet
 from amp_fuzz.cases.case import Case, bare, uses_autocast
-from amp_fuzz.cases.program import Autocast, Region, Statement
+from amp_fuzz.cases.program import Autocast, AutocastDType, NoGrad, Region, Statement
 from amp_fuzz.oracle import attribution
 from amp_fuzz.oracle.attribution import Own, own
 from amp_fuzz.oracle.explicit import Explicit
@@ -385,3 +385,62 @@ def test_a_transform_that_refuses_two_dtypes_without_autocast_too_is_the_backend
     assert verdict.outcome == "backend"
     assert verdict.divergence is not None
     assert verdict.divergence.where == "transform: v4"
+
+
+# -- several calls, each under contexts of its own ------------------------------------------------
+
+AROUND = ((Autocast(enabled=False),), (NoGrad(), BF16), (AutocastDType("float16"), Autocast()))
+SEVERAL = case(SQUARES, MM, NEG, later=AROUND)
+
+
+@dataclass(frozen=True, slots=True)
+class Stale(EagerBackend):
+    """Eager, but each later call is under the contexts of the first one."""
+
+    def run(self, cases: Sequence[Case]) -> list[Observation]:
+        """Run cases."""
+        stale = [
+            one.with_plan(later=tuple(one.plan.contexts for _ in one.plan.later)) for one in cases
+        ]
+        return [EagerBackend.observe(self, one) for one in stale]
+
+
+@pytest.mark.parametrize("around", AROUND, ids=str)
+def test_a_call_under_the_autocast_of_an_earlier_one_is_autocasts(around: Any) -> None:
+    verdict = judge_of(Stale("cpu"), ()).judge(case(SQUARES, MM, later=(around,)))
+    assert verdict.divergence is not None
+    grad = NoGrad() in around  # a grad mode is not autocast's
+    said = ("backend", "w1.grad") if grad else ("diverged", "later0.v0")
+    assert (verdict.outcome, verdict.divergence.where) == said
+
+
+LABELS = ["v1", "later0.v1", "later1.v1", "later2.v1"]
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_a_call_that_is_wrong_alone_and_without_autocast_too_is_the_backends(label: str) -> None:
+    """The explicit program of the call alone says so, also where it is not wrong in float32."""
+    everywhere = both(times(2, "v1"), times(2, *LABELS[1:]))
+    assert judged(everywhere, SEVERAL).outcome == "backend"
+    assert judged(under_autocast(times(2, label)), SEVERAL).outcome == "diverged"
+
+
+def test_a_call_that_is_wrong_only_after_another_is_autocasts() -> None:
+    def fault(one: Case, seen: Observation) -> None:
+        if one.plan.later and uses_autocast(one):
+            times(2, "later0.v1")(one, seen)
+
+    assert judged(fault, SEVERAL).outcome == "diverged"
+
+
+def test_an_error_of_several_calls_is_the_backends_if_they_end_so_without_autocast() -> None:
+    assert judged(raising("no kernel"), SEVERAL).outcome == "backend"
+    assert judged(under_autocast(raising("no kernel")), SEVERAL).outcome == "diverged"
+    assert judged(leaving(MODE), SEVERAL).outcome == "backend"
+    assert judged(under_autocast(leaving(MODE)), SEVERAL).outcome == "diverged"
+
+
+def test_a_gradient_of_several_calls_is_the_backends_if_it_is_that_of_one_of_them() -> None:
+    one = case(SQUARES, MM, later=AROUND)
+    assert judged(times(2, "w1.grad"), one).outcome == "backend"
+    assert judged(under_autocast(times(2, "w1.grad")), one).outcome == "diverged"

@@ -352,6 +352,39 @@ def test_a_statement_whose_value_is_needed_becomes_an_input_with_its_value() -> 
     assert spec.dtype == str(wanted.dtype).removeprefix("torch.")
 
 
+LATER = case(
+    BIG.program.inputs,
+    *BIG.program.body,
+    contexts=(F16, BF16),
+    later=((), (NoGrad(), F16, BF16), (Autocast(enabled=False),)),
+    reuse="region",
+)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "plan"),
+    [
+        (lambda c: bool(c.plan.later), Plan((), backward="none", later=((),))),
+        (
+            lambda c: any(NoGrad() in call for call in c.plan.later),
+            Plan((), backward="none", later=((NoGrad(),),)),
+        ),
+        (
+            lambda c: c.plan.reuse == "region",
+            Plan((), backward="none", later=((),), reuse="region"),
+        ),
+        (
+            lambda c: any(o.enabled is False for o in c.plan.contexts),
+            Plan((Autocast(dtype="bfloat16", enabled=False),), backward="none"),
+        ),
+    ],
+    ids=["another call", "without grad", "a region", "the last call alone"],
+)
+def test_only_the_calls_that_matter_stay(wanted: Callable[[Case], bool], plan: Plan) -> None:
+    small, _ = search_while(LATER, wanted)
+    assert small.plan == plan
+
+
 def test_a_value_that_is_not_known_is_not_invented() -> None:
     def ask(candidate: Case) -> Reply:
         return "same" if uses(candidate, "softmax") else "agrees"

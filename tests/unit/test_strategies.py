@@ -22,6 +22,7 @@ from amp_fuzz.cases.program import (
     FLOAT_DTYPES,
     LAYOUTS,
     Autocast,
+    AutocastDType,
     Checkpoint,
     Float,
     InferenceMode,
@@ -44,7 +45,7 @@ from amp_fuzz.strategies import drawing
 from amp_fuzz.strategies.choices import digits, integer
 from amp_fuzz.strategies.drawing import draw_program, usable
 from amp_fuzz.strategies.idioms import IDIOMS, stages
-from tests.helpers import STEADY, drawn, eager, one_line
+from tests.helpers import BF16, F16, STEADY, drawn, eager, one_line
 
 
 @cache
@@ -258,6 +259,9 @@ PLANS = [
     ("checkpoint", "reentrant"), ("checkpoint", "non_reentrant"), ("thread", "inside"),
     ("thread", "whole"), ("interrupted", True), ("scaler", True),
     ("transform", "grad"), ("transform", "vmap"), ("transform", "vmap_grad"),
+    ("reuse", "graph"), ("reuse", "region"), ("later", ((),)), ("later", ((F16,),)),
+    ("later", ((Autocast(enabled=False),),)), ("later", ((NoGrad(), BF16),)),
+    ("later", ((AutocastDType("float16"), BF16),)), ("later", ((F16,), (F16,))),
 ]  # fmt: skip
 
 

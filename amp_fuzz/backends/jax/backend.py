@@ -116,6 +116,8 @@ class JaxBackend(TorchBackend):
             interrupted=False,
             scaler=False,
             transform="none",
+            later=(),
+            reuse="calls",
         )
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:

@@ -163,6 +163,8 @@ class TorchaxBackend(TorchRepros, TorchBackend):
             entry=plan.entry if plan.entry == "decorator" else "context",
             second="retain" if plan.second == "double" else plan.second,
             transform="none",
+            later=(),
+            reuse="calls",
         )
         kept: tuple[type, ...] = (Autocast, Checkpoint, NoGrad)
         if not self.mode.autograd:

@@ -23,12 +23,13 @@ def _plans(plan: Plan) -> Iterator[Plan]:
     yield Plan(contexts=plan.contexts, backward="none")
     if plan.backward != "none":
         yield Plan(contexts=plan.contexts)
+    yield from _calls(plan)
     for backward in ("none", "outside"):  # the plainer first
         if plan.backward == backward:
             break
         yield msgspec.structs.replace(plan, backward=backward, backward_context=None)
     for field in msgspec.structs.fields(Plan):
-        if field.name in ("contexts", "backward", "backward_context"):
+        if field.name in ("contexts", "backward", "backward_context", "later"):
             continue
         value = getattr(default, field.name)
         if getattr(plan, field.name) != value:
@@ -50,6 +51,30 @@ def _plans(plan: Plan) -> Iterator[Plan]:
         for plainer in contexts(context):
             others = (*plan.contexts[:i], plainer, *plan.contexts[i + 1 :])
             yield msgspec.structs.replace(plan, contexts=others)
+
+
+def _calls(plan: Plan) -> Iterator[Plan]:
+    """Yield plans with fewer later calls, and with less around them."""
+    if not plan.later:
+        return
+    for i, call in enumerate(plan.later):
+        others = plan.later[:i], plan.later[i + 1 :]
+        alone = {"later": (), "reuse": "calls"}
+        fewer = {"later": others[0] + others[1]} if len(plan.later) > 1 else alone
+        yield msgspec.structs.replace(plan, **fewer)
+        if all(isinstance(context, Autocast) for context in call):
+            yield msgspec.structs.replace(plan, contexts=call, **fewer)
+        plainer = [call[:j] + call[j + 1 :] for j in range(len(call))]
+        plainer += [
+            (*call[:j], other, *call[j + 1 :])
+            for j, context in enumerate(call)
+            if isinstance(context, Autocast)
+            for other in contexts(context)
+        ]
+        for one in plainer:
+            yield msgspec.structs.replace(plan, later=(*others[0], one, *others[1]))
+    if plan.reuse == "region":
+        yield msgspec.structs.replace(plan, reuse="graph")
 
 
 def contexts(context: Autocast) -> Iterator[Autocast]:
