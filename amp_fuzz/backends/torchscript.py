@@ -31,10 +31,10 @@ from amp_fuzz.backends.source import program_source, setup_source
 from amp_fuzz.backends.torch_base import TorchBackend, numbers, under
 from amp_fuzz.backends.torchscript_autocast import (
     Ambient,
-    fallen,
+    decompose_addmm,
+    fallback_of,
     inline,
     shown_casts,
-    take_apart,
     write_casts,
     write_casts_again,
 )
@@ -546,16 +546,16 @@ class _Imitated(_Scripted):
             self.probes[key](*(x.clone() if i in written else x for i, x in enumerate(inputs)))
 
         probe()  # from now on it is optimised
-        fell = _fell(probe)
+        ran = _fallbacks(probe)
         torch.set_rng_state(random)
-        left = fallen(torch._C._last_executed_optimized_graph(), fell)
-        if not left:
+        fallback = fallback_of(torch._C._last_executed_optimized_graph(), ran)
+        if not fallback:
             return self.functions[key]
-        if (key, left) not in self.functions:
+        if (key, fallback) not in self.functions:
             graph = self.graphs[key].copy()
-            write_casts_again(graph, _ambient(), left)
-            self.functions[key, left] = self.optimised(graph, self.calls)
-        return self.functions[key, left]
+            write_casts_again(graph, _ambient(), fallback)
+            self.functions[key, fallback] = self.optimised(graph, self.calls)
+        return self.functions[key, fallback]
 
     def optimised(self, graph: Any, calls: int) -> Any:
         """Return a graph as a function that is called so often."""
@@ -579,16 +579,16 @@ class _Imitated(_Scripted):
         if self.backend.check:  # nothing is known of a module's parameters
             for i in numbers(self.case, "weight"):
                 list(graph.inputs())[i].setType(torch._C.TensorType.get())
-        called = inline(graph)
+        inlined = inline(graph)
         for prepare in _BEFORE:
             prepare(graph)
         if self.how.casts:
             current = {device: dtype for device, dtype, *_ in snapshot("cuda").contexts}
-            write_casts(graph, _ambient(), current, called)
+            write_casts(graph, _ambient(), current, inlined)
         if self.how.casts and self.how.again:
             key = snapshot().contexts
             probe = graph.copy()
-            take_apart(probe)  # where it is optimised it is, and what it makes then has no names
+            decompose_addmm(probe)  # optimising does, and leaves its values without names
             self.graphs[key], self.probes[key] = graph, self.optimised(probe, PROBED)
         return self.optimised(graph.copy(), self.calls)
 
@@ -604,7 +604,7 @@ def _ambient() -> Ambient:
 _PART, _FALLBACK = "<forward op>", "fallback_function"
 
 
-def _fell(call: Callable[[], Any]) -> list[bool]:
+def _fallbacks(call: Callable[[], Any]) -> list[bool]:
     """Return whether a fallback ran, of each such part of the graph that is called, in order."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler writes to stderr that it starts
     with profiler.profile() as seen:

@@ -14,19 +14,19 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib import resources
+from itertools import compress
 from typing import Any
 
 import torch
 
 __all__ = [
     "Ambient",
-    "Fallen",
-    "ScriptPolicies",
-    "fallen",
+    "Fallback",
+    "decompose_addmm",
+    "fallback_of",
     "inline",
     "load_policies",
     "shown_casts",
-    "take_apart",
     "write_casts",
     "write_casts_again",
 ]
@@ -53,64 +53,61 @@ class Ambient:
         return self.cpu is not None or self.cuda is not None
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptPolicies:
-    """Policy by op name, without ``aten::``; an op in none is not in the list."""
-
-    of: Mapping[str, str]
-
-
 @cache
-def load_policies() -> ScriptPolicies:
-    """Return TorchScript's list, `backends/torchscript.toml`."""
+def load_policies() -> Mapping[str, str]:
+    """Return TorchScript's list, `backends/torchscript.toml`: by op name, without ``aten::``."""
     text = (resources.files("amp_fuzz.backends") / "torchscript.toml").read_text()
     table = tomllib.loads(text)["policies"]
-    return ScriptPolicies({op: policy for policy, ops in table.items() for op in ops})
+    return {op: policy for policy, ops in table.items() for op in ops}
 
 
 def inline(graph: Any) -> frozenset[int]:
-    """Inline the functions that a graph calls, in place, and say which values they make.
+    """Inline the functions that a graph calls, in place; return which values they make.
 
     By ``Value.unique()``. Operators that TorchScript writes in its own language (``1 - x``) are
     in a graph as soon as it is compiled: no function is called for them.
     """
     if not any(graph.findAllNodes(kind) for kind in ("prim::CallFunction", "prim::CallMethod")):
         return frozenset()
-    before = set(_made(graph))
+
+    def made() -> frozenset[int]:
+        return frozenset(v.unique() for node in _nodes(graph) for v in node.outputs())
+
+    before = made()
     torch._C._jit_pass_inline(graph)
-    return frozenset(_made(graph)) - before
+    return made() - before
 
 
 def write_casts(
     graph: Any,
     ambient: Ambient,
     current: Mapping[str, torch.dtype],
-    called: Container[int] = (),
+    inlined: Container[int] = (),
 ) -> None:
     """Write casts into a `torch._C.Graph` whose calls are inlined, as the pass should.
 
     ambient: what is on where the graph is called. current: the autocast dtype of each device there,
-    on or off: what a context without a dtype takes. called: the values that `inline` returned.
+    on or off: what a context without a dtype takes. inlined: the values that `inline` returned.
     Raises `ScriptPolicyError` for an op that is unsafe to autocast.
     """
     writer = _Writer(graph, current)
     if ambient:
-        # Functions that the program calls are graphs of their own: they get theirs before they are
-        # inlined, from what is on around the program, not around the call. What they are given for
-        # an optional parameter is no tensor there, but an optional one: it is not cast. And what
-        # they are given twice is two values there, each of which is cast.
-        for node in [n for n in _nodes(graph) if any(v.unique() in called for v in n.outputs())]:
-            given = {i for i, v in enumerate(node.inputs()) if v.unique() not in called}
-            writer.node(node, ambient, given.intersection(_optional(node)), given)
-    if ambient or any(_is_context(node) for node in _nodes(graph)):
+        # A function that the program calls is a graph of its own: it gets its casts before it is
+        # inlined, from the contexts around the program, not around the call. An argument for an
+        # optional parameter is an optional tensor there, and not cast. An argument that is passed
+        # twice is two values there, each of which is cast.
+        for node in [n for n in _nodes(graph) if any(v.unique() in inlined for v in n.outputs())]:
+            passed = {i for i, v in enumerate(node.inputs()) if v.unique() not in inlined}
+            writer.node(node, ambient, passed.intersection(_optional(node)), passed)
+    if ambient or any(_is_context(node, "prim::Enter") for node in _nodes(graph)):
         writer.block(graph, ambient)
 
 
 @dataclass(frozen=True, slots=True)
-class Fallen:
-    """What an optimised graph leaves to fallback functions: names of values.
+class Fallback:
+    """The values of a graph's fallback functions, by name.
 
-    made: those that they make. given: those that they take, each with its dtype.
+    made: those that they return. given: those that they take, each with its dtype.
     """
 
     made: frozenset[str] = frozenset()
@@ -120,33 +117,34 @@ class Fallen:
         return bool(self.made)
 
 
-def write_casts_again(graph: Any, ambient: Ambient, left: Fallen) -> None:
-    """Write the casts of the pass once more for what is left to fallbacks, as it does there.
+def write_casts_again(graph: Any, ambient: Ambient, fallback: Fallback) -> None:
+    """Write the casts of the pass once more into fallback functions, as TorchScript does.
 
-    There it knows the dtypes of what they take and no others, and no contexts but those around the
-    program.
+    There the pass knows the dtypes of their arguments and no others, and no contexts but those
+    around the program.
     """
     if not ambient:
         return
-    writer = _Writer(graph, {}, known=dict(left.given))
-    take_apart(graph, left.made)
+    writer = _Writer(graph, {}, known=dict(fallback.given))
+    decompose_addmm(graph, fallback.made)
     for node in list(_nodes(graph)):
-        if any(_name_of(value) in left.made for value in node.outputs()):
+        if any(_name_of(value) in fallback.made for value in node.outputs()):
             writer.node(node, ambient)
 
 
-def take_apart(graph: Any, left: Container[str] | None = None) -> None:
+def decompose_addmm(graph: Any, names: Container[str] | None = None) -> None:
     """Make a product and a sum of each addmm without factors, in place, as TorchScript does.
 
-    It does so where it optimises. left: only those whose results have these names. Results without
-    a name get one.
+    It does so where it optimises. names: of the results of those to decompose, by default all.
+    Results without a name get one.
     """
     for number, node in enumerate([n for n in _nodes(graph) if n.kind() == "aten::addmm"]):
         if not _name_of(node.output()):
             node.output().setDebugName(f"addmm_{number}")
         bias, *pair, beta, alpha = node.inputs()
         name = _name_of(node.output())
-        if (beta.toIValue(), alpha.toIValue()) != (1, 1) or (left is not None and name not in left):
+        skipped = names is not None and name not in names
+        if skipped or (beta.toIValue(), alpha.toIValue()) != (1, 1):
             continue
         product = graph.create("aten::mm", pair, 1).insertBefore(node).output()
         total = graph.create("aten::add", [bias, product, beta], 1).insertBefore(node).output()
@@ -156,28 +154,21 @@ def take_apart(graph: Any, left: Container[str] | None = None) -> None:
         total.setDebugName(name)
 
 
-def fallen(graph: Any, fell: Sequence[bool]) -> Fallen:
-    """Return what an optimised graph left to its fallback functions.
+def fallback_of(graph: Any, ran: Sequence[bool]) -> Fallback:
+    """Return the fallback functions of an optimised graph that ran.
 
-    fell: of each part of it that is optimised for what requires grad, in order, whether a fallback
-    function ran in its place, as it does where something else requires grad than when it was
-    profiled. A graph that has another number of such parts leaves nothing.
+    ran: for each part of it that is optimised for what requires grad, in order, whether the
+    fallback ran instead, because something else requires grad than when it was profiled. If the
+    graph has another number of such parts, none.
     """
     checks = [node for node in graph.nodes() if node.kind() == "prim::RequiresGradCheck"]
-    if len(checks) != len(fell):
-        return Fallen()
-    back = [check for check, whether in zip(checks, fell, strict=True) if whether]
+    checks = list(compress(checks, ran)) if len(checks) == len(ran) else []
     given = (
         (_name_of(value), output.type().dtype())
-        for check in back
+        for check in checks
         for value, output in zip(check.inputs(), check.outputs(), strict=False)  # then its answer
     )
-    return Fallen(frozenset().union(*map(_grouped, back)), frozenset(given))
-
-
-def _nodes_in(node: Any) -> Iterator[Any]:
-    for inner in node.blocks():
-        yield from _nodes(inner)
+    return Fallback(frozenset().union(*map(_grouped, checks)), frozenset(given))
 
 
 def _grouped(check: Any) -> set[str]:
@@ -186,11 +177,12 @@ def _grouped(check: Any) -> set[str]:
     parts = [
         node
         for use in answer.uses()
-        for node in _nodes_in(use.user)
+        for inner in use.user.blocks()
+        for node in _nodes(inner)
         if node.kind() == "prim::DifferentiableGraph"
     ]
     made = [n for part in parts for n in _nodes(part.g("Subgraph"))]
-    # Inside, an op that is taken apart (layer_norm) makes values that the program does not name.
+    # Inside, an op that is decomposed (layer_norm) makes values that the program does not name.
     return {_name_of(v) for node in [*parts, *made] for v in node.outputs()} - {""}
 
 
@@ -227,19 +219,11 @@ def _nodes(block: Any) -> Iterator[Any]:
             yield from _nodes(inner)
 
 
-def _made(graph: Any) -> Iterator[int]:
-    """Yield what the values of a graph's nodes are known by."""
-    for node in _nodes(graph):
-        yield from (value.unique() for value in node.outputs())
-
-
-def _is_context(node: Any) -> bool:
-    return node.kind() == "prim::Enter" and _class_of(node.input()).endswith(".autocast")
-
-
-def _class_of(value: Any) -> str:
-    kind = value.type()
-    return str(kind.qualified_name()) if isinstance(kind, torch._C.ClassType) else ""
+def _is_context(node: Any, end: str) -> bool:
+    """Return whether a node enters, or exits, a context of autocast."""
+    if node.kind() != end or not isinstance(kind := node.input().type(), torch._C.ClassType):
+        return False
+    return str(kind.qualified_name()).endswith(".autocast")
 
 
 class _Writer:
@@ -252,16 +236,16 @@ class _Writer:
         *,
         known: Mapping[str, torch.dtype | None] | None = None,
     ) -> None:
-        self.graph, self.current, self.policies = graph, current, load_policies().of
+        self.graph, self.current, self.policies = graph, current, load_policies()
         self.known = known
 
     def block(self, block: Any, outer: Ambient) -> None:
         stack: list[Ambient] = []
         for node in list(block.nodes()):
             state = stack[-1] if stack else outer
-            if _is_context(node):
+            if _is_context(node, "prim::Enter"):
                 stack.append(self.entered(node.input(), state))
-            elif node.kind() == "prim::Exit" and _class_of(node.input()).endswith(".autocast"):
+            elif _is_context(node, "prim::Exit"):
                 stack.pop()
             elif state:
                 self.node(node, state)
@@ -281,11 +265,11 @@ class _Writer:
         return replace(outer, **{device: chosen if given["_enabled"] else None})
 
     def node(
-        self, node: Any, state: Ambient, left: Container[int] = (), apart: Container[int] = ()
+        self, node: Any, state: Ambient, skip: Container[int] = (), apart: Container[int] = ()
     ) -> None:
         """Cast the arguments of a node as its policy says.
 
-        By their number: those that are left, and those that are cast apart from others.
+        skip, apart: the numbers of those that are not cast, and of those that share no cast.
         """
         name = str(node.kind()).removeprefix("aten::")
         policy = self.policies.get(name)
@@ -293,26 +277,21 @@ class _Writer:
             return
         if policy == "banned":
             raise ScriptPolicyError("Unsafe to autocast")
-        if _writes(node):
-            return
-        if policy == "lower_precision_fp":
-            self.cast(node, REDUCED, state, left, apart)
-        elif policy == "fp32_set_opt_dtype":
-            if not _has_dtype(node):
-                self.cast(node, FULL, state, left, apart)
-        elif policy == "fp32" or any(self.may_be_float32(v) for v in node.inputs()):
-            self.cast(node, FULL, state, left, apart)
+        given = policy == "fp32_set_opt_dtype" and _has_dtype(node)
+        low = policy == "promote" and not any(self.may_be_float32(v) for v in node.inputs())
+        if not (_writes(node) or given or low):
+            kind = REDUCED if policy == "lower_precision_fp" else FULL
+            self.cast(node, kind, state, skip, apart)
 
     def cast(
-        self, node: Any, kind: str, state: Ambient, left: Container[int], apart: Container[int]
+        self, node: Any, kind: str, state: Ambient, skip: Container[int], apart: Container[int]
     ) -> None:
-        """Cast each tensor argument; one value that stands twice is cast once, but apart."""
+        """Cast each tensor argument; one value that is passed twice is cast once, but apart."""
         dtypes = [getattr(state, device) for device in _DEVICES]
         casts: dict[int, Any] = {}
         for i, value in enumerate(list(node.inputs())):
-            if not isinstance(value.type(), torch._C.TensorType) or value.node().kind() == kind:
-                continue
-            if i in left:
+            tensor = isinstance(value.type(), torch._C.TensorType)
+            if not tensor or value.node().kind() == kind or i in skip:
                 continue
             if value.unique() not in casts or i in apart:
                 arguments = [value, *(self.constant(node, d is not None) for d in dtypes)]

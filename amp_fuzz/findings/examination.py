@@ -38,13 +38,7 @@ from amp_fuzz.findings.minimize.target import (
     working,
 )
 from amp_fuzz.findings.wrong_context import acts, like, saying, unrestored
-from amp_fuzz.findings.wrong_policy import (
-    POLICIES,
-    UNSTEADY,
-    caused,
-    policies_of,
-    supposes,
-)
+from amp_fuzz.findings.wrong_policy import POLICIES, caused, policies_of, supposes
 from amp_fuzz.findings.wrong_rule import ABOUT, RULES
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.oracle.attribution import NONE, Own
@@ -53,7 +47,7 @@ from amp_fuzz.oracle.judge import Explain, Judge
 from amp_fuzz.oracle.labels import Named, tainted
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.records.baseline import Entry, match
-from amp_fuzz.records.fingerprint import fingerprinted, special
+from amp_fuzz.records.fingerprint import UNSTEADY, fingerprinted, special
 from amp_fuzz.records.schema import OWN, DivergenceRecord, listed
 from amp_fuzz.reference import Supposed
 from amp_fuzz.upstream.explain import judge_of

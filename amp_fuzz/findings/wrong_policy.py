@@ -27,14 +27,13 @@ from amp_fuzz.findings.wrong_context import acts_as, alike, unrestored
 from amp_fuzz.findings.wrong_rule import RULES
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.oracle.verdict import Verdict
-from amp_fuzz.records.fingerprint import special
+from amp_fuzz.records.fingerprint import UNSTEADY, special
 from amp_fuzz.records.schema import DivergenceRecord
 from amp_fuzz.reference import Policy, Supposed, load_table
 from amp_fuzz.upstream.supposed import agrees_with
 
 __all__ = [
     "POLICIES",
-    "UNSTEADY",
     "WRONG_VALUES",
     "as_if",
     "caused",
@@ -61,10 +60,6 @@ A dtype is that of `torch.library.register_autocast`, which ops of the user's ha
 
 # A program with more kernels than this has too many possible assumptions.
 _MOST_KERNELS = 6
-
-
-UNSTEADY = ("nondeterminism", "crash", "timeout")
-"""Kinds for which nothing can be tried a second time."""
 
 
 def caused(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, TypeAlias
+from functools import partial, wraps
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import torch
@@ -23,7 +23,7 @@ from amp_fuzz.oracle.compare import Divergence, Judgement, compare, differ, nonf
 from amp_fuzz.oracle.errors import alike, raised
 from amp_fuzz.oracle.explicit import Explicit, explicit
 from amp_fuzz.oracle.relations import within
-from amp_fuzz.oracle.rounding import Rounding
+from amp_fuzz.oracle.rounding import Rounding, Shadowed
 from amp_fuzz.reference.shadow.band import Band
 
 __all__ = ["Scope", "Skip", "Trial"]
@@ -31,19 +31,21 @@ __all__ = ["Scope", "Skip", "Trial"]
 Scope: TypeAlias = Callable[[], AbstractContextManager[object]]
 Skip: TypeAlias = Callable[[str], bool]
 
+_T = TypeVar("_T")
 
-@dataclass(slots=True)
-class _Kept:
-    """Results that a trial computes at most once, whatever the reference imitates."""
 
-    shadows: dict[Hashable, Rounding] = field(default_factory=dict)  # by imitation
-    bare: dict[Hashable, Trial] = field(default_factory=dict)  # by imitation
-    runs: dict[str, Observation] = field(default_factory=dict)  # of the backend, by case
-    right: Mapping[str, torch.Tensor | None] | None = None
-    varying: dict[Hashable, Mapping[str, Spread]] = field(default_factory=dict)  # by imitation
-    varied: set[str] = field(default_factory=set)
-    unjudged: set[str] = field(default_factory=set)  # of what varied
-    explicit: dict[Hashable, Explicit | None] = field(default_factory=dict)  # by imitation
+def _once(method: Callable[[Trial], _T]) -> Callable[[Trial], _T]:
+    """Call a method of a trial once for all that the reference imitates."""
+
+    @wraps(method)
+    def kept(trial: Trial) -> _T:
+        key = method, trial.imitated
+        if key not in trial._results:
+            trial._results[key] = method(trial)
+        found: _T = trial._results[key]
+        return found
+
+    return kept
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +57,10 @@ class Trial:
     the reference takes from the backend because it is free; see `gauge`. loose: whether bands are
     as wide as the backend's `Numerics` allow. own: how the backend differs without autocast too,
     which is no divergence here. ways: the context in which the reference casts as the backend
-    documents, where that is not what torch documents.
+    documents, where that is not what torch documents. varied: the labels of values that differed as
+    documented, so far; unjudged: those of them of which nothing can be said.
+
+    `replace` keeps these, the backend's runs of each case, and what methods return `_once`.
     """
 
     case: Case
@@ -68,7 +73,10 @@ class Trial:
     loose: bool = False
     own: Own = NONE
     ways: Scope = nullcontext
-    _kept: _Kept = field(default_factory=_Kept, repr=False)
+    varied: set[str] = field(default_factory=set)
+    unjudged: set[str] = field(default_factory=set)
+    _runs: dict[str, Observation] = field(default_factory=dict, repr=False)
+    _results: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, case: Case, backend: Backend, scope: Scope = nullcontext) -> Trial:
@@ -86,9 +94,11 @@ class Trial:
 
     def documented(self) -> Mapping[str, torch.Tensor | None]:
         """Return the values of the case under the reference that imitates nothing."""
-        if self._kept.right is None:
-            self._kept.right = self._plain().refer(self.case).values
-        return self._kept.right
+        return self._plain()._values()
+
+    @_once
+    def _values(self) -> Mapping[str, torch.Tensor | None]:
+        return self.refer(self.case).values
 
     def _plain(self) -> Trial:
         return replace(self, imitated=None, scope=nullcontext, ways=nullcontext)
@@ -106,24 +116,24 @@ class Trial:
         backend, case = self.backend, self.case
         ways = backend.reference().ways(case)
         if ways is not None and self.ways is nullcontext and self.compare() is not None:
-            made = replace(self, ways=ways, _kept=_Kept(runs=self._kept.runs))
+            made = self._fresh(ways=ways)
             return replace(made, expected=made.refer(case)).settled()
         if not backend.values or (backend.exact and self.varied_judge() is None):
             return self
         if self.compare() is None:
             return self
-        free = gauge.decomposes(case.program)
         loose = backend.reference().arithmetic().loose
-        if not (free or loose):
-            return self
-        if not free:
-            return replace(self, loose=loose, _kept=_Kept(runs=self._kept.runs))
+        if not gauge.decomposes(case.program):
+            return self._fresh(loose=loose) if loose else self
         values = self.observed.values
         if (whole := returning_all(case.program)) != case.program:  # it may not return them
             values = self.run_once(msgspec.structs.replace(case, program=whole)).values
-        choice = gauge.pairs(case.program, values)
-        made = replace(self, choice=choice, loose=loose, _kept=_Kept(runs=self._kept.runs))
+        made = self._fresh(choice=gauge.pairs(case.program, values), loose=loose)
         return replace(made, expected=made.refer(case))
+
+    def _fresh(self, **changes: Any) -> Trial:
+        """Return another trial, which keeps of this one only the backend's runs."""
+        return replace(self, varied=set(), unjudged=set(), _results={}, **changes)
 
     def run(self, case: Case) -> Observation:
         """Run a case on the backend."""
@@ -131,13 +141,13 @@ class Trial:
 
     def run_once(self, case: Case) -> Observation:
         """Run a case on the backend, or return its earlier result in this trial."""
-        if case.id not in self._kept.runs:
-            self._kept.runs[case.id] = self.run(case)
-        return self._kept.runs[case.id]
+        if case.id not in self._runs:
+            self._runs[case.id] = self.run(case)
+        return self._runs[case.id]
 
     def again(self) -> Trial:
         """Run both sides again, and everything else with them."""
-        again = replace(self, observed=self.run(self.case), _kept=_Kept())
+        again = self._fresh(observed=self.run(self.case), _runs={})
         return replace(again, expected=again.refer(self.case))
 
     def under(self, imitated: Hashable, scope: Scope) -> Trial:
@@ -145,38 +155,32 @@ class Trial:
         made = replace(self, imitated=imitated, scope=scope)
         return replace(made, expected=made.refer(self.case))
 
+    @_once
     def bare(self) -> Trial:
         """Return the trial of the case without autocast.
 
         A case that only runs under autocast, because its operands have two dtypes, runs in float32.
         """
-        if self.imitated not in self._kept.bare:
-            plain, alone = bare(self.case), replace(self, ways=nullcontext)  # no casts, no pass
+        plain, alone = bare(self.case), replace(self, ways=nullcontext)  # no casts, no pass
+        expected = alone.refer(plain)
+        if expected.raised and raised(expected) != raised(self.refer(self.case)):
+            plain = single(plain)
             expected = alone.refer(plain)
-            if expected.raised and raised(expected) != raised(self.refer(self.case)):
-                plain = single(plain)
-                expected = alone.refer(plain)
-            kept = _Kept(runs=self._kept.runs)
-            sides = expected, self.run_once(plain)
-            trial = Trial(plain, self.backend, *sides, self.imitated, self.scope, _kept=kept)
-            self._kept.bare[self.imitated] = trial.settled()
-        return self._kept.bare[self.imitated]
+        return self.beside(plain, expected)
 
+    @_once
     def explicit(self) -> Explicit | None:
         """Return the explicit program of the case, if it has one that the backend can express."""
-        if self.imitated not in self._kept.explicit:
-            found = explicit(self)
-            if found is not None and unsupported(found.case, self.backend):
-                found = None
-            if found is not None and (case := self.backend.fit(found.case)) != found.case:
-                found = replace(found, case=case, expected=self.refer(case))
-            self._kept.explicit[self.imitated] = found
-        return self._kept.explicit[self.imitated]
+        found = explicit(self)
+        if found is None or unsupported(found.case, self.backend):
+            return None
+        case = self.backend.fit(found.case)
+        return found if case == found.case else replace(found, case=case, expected=self.refer(case))
 
     def beside(self, case: Case, expected: Observation) -> Trial:
         """Return the trial of another case that computes the same; the backend runs it once."""
-        kept, sides = _Kept(runs=self._kept.runs), (expected, self.run_once(case))
-        made = Trial(case, self.backend, *sides, self.imitated, self.scope, _kept=kept)
+        sides = expected, self.run_once(case)
+        made = Trial(case, self.backend, *sides, self.imitated, self.scope, _runs=self._runs)
         return made.settled()
 
     # -- comparing --------------------------------------------------------------------------------
@@ -230,7 +234,7 @@ class Trial:
 
         at: the first value's label, by default that of the second.
         """
-        sides = [replace(self._plain(), case=one, _kept=_Kept()) for one in (first, second)]
+        sides = [self._plain()._fresh(case=one, _runs={}) for one in (first, second)]
 
         def judge(label: str, want: torch.Tensor, got: torch.Tensor) -> Divergence | None:
             labels = at or label, label
@@ -247,9 +251,8 @@ class Trial:
                 self.unjudged.add(label)
             return differ(label, want, got) if judged and all(judged) else None
 
-        mine = _Kept(varied=self.varied, unjudged=self.unjudged)
-        kept = self._kept if first == self.case else mine
-        return replace(self, case=first, _kept=kept).varied_judge(judge) or judge
+        mine = self if first == self.case else replace(self, case=first, _runs={}, _results={})
+        return mine.varied_judge(judge) or judge
 
     def changed(self, skip: Skip = lambda label: False) -> Divergence | None:
         """Run both sides again and return what changed. If results are exact, run each three times.
@@ -281,26 +284,15 @@ class Trial:
 
     # -- kernels that vary ------------------------------------------------------------------------
 
-    @property
-    def varied(self) -> set[str]:
-        """The labels of values that differed as documented, so far."""
-        return self._kept.varied
-
-    @property
-    def unjudged(self) -> set[str]:
-        """Those of them of which nothing can be said."""
-        return self._kept.unjudged
-
+    @_once
     def varying(self) -> Mapping[str, Spread]:
         """Return the labels of values that depend on kernels documented as nondeterministic."""
-        if self.imitated not in self._kept.varying:
-            with self.within_scope():
-                found = self.backend.reference().traced(self.case, kernels_of(self.backend))
-            # If a run raises under a mode alone, nothing is known of the labels after that.
-            lost = self.expected.values.keys() - found.noted
-            lost = {label for label in lost if self.expected.values[label] is not None}
-            self._kept.varying[self.imitated] = {**dict.fromkeys(lost, "any"), **found.spread}
-        return self._kept.varying[self.imitated]
+        with self.within_scope():
+            found = self.backend.reference().traced(self.case, kernels_of(self.backend))
+        # If a run raises under a mode alone, nothing is known of the labels after that.
+        lost = self.expected.values.keys() - found.noted
+        lost = {label for label in lost if self.expected.values[label] is not None}
+        return {**dict.fromkeys(lost, "any"), **found.spread}
 
     def varied_judge(
         self, otherwise: Judgement | None = None, unjudged: set[str] | None = None
@@ -333,25 +325,22 @@ class Trial:
 
     # -- rounding ---------------------------------------------------------------------------------
 
-    def shadowed(self, *args: Any, **how: Any) -> tuple[Observation, dict[str, Band]]:
-        """Run the case with shadows; see `ReferenceRuntime.shadowed`."""
-        return _shadowed(self.case, self.backend, self.within_scope, *args, **self._how, **how)
+    def shadowed(self, **how: Any) -> Shadowed:
+        """Return what runs the case with shadows; see `ReferenceRuntime.shadowed`.
 
-    @property
-    def _how(self) -> dict[str, bool]:
-        return {"loose": True} if self.loose else {}
+        It is not bound to the trial, which keeps it: it would keep itself alive.
+        """
+        scope = partial(_scope, self.scope, self.choice, self.ways)
+        how |= {"loose": True} if self.loose else {}
+        return partial(_shadowed, self.case, self.backend, scope, **how)
 
+    @_once
     def rounding(self) -> Rounding:
         """Return the oracle of rounding under this trial's imitation."""
-        if self.imitated not in self._kept.shadows:
-            # Not bound to the trial: it would keep itself alive.
-            scope = partial(_scope, self.scope, self.choice, self.ways)
-            run = partial(_shadowed, self.case, self.backend, scope, **self._how)
-            with scope():
-                written = shadows_of(self.backend).casts(self.case)
-            promised = partial(run, promise="written") if written else None
-            self._kept.shadows[self.imitated] = Rounding(run, promised=promised)
-        return self._kept.shadows[self.imitated]
+        with self.within_scope():
+            written = shadows_of(self.backend).casts(self.case)
+        promised = self.shadowed(promise="written") if written else None
+        return Rounding(self.shadowed(), promised=promised)
 
     def near(self, label: str, one: torch.Tensor, other: torch.Tensor) -> bool:
         """Return whether rounding explains how two values of a label differ from each other."""
@@ -359,8 +348,7 @@ class Trial:
 
     def farthest(self) -> tuple[float, str]:
         """Return the largest excess that was measured so far, and its label; -1 and "" if none."""
-        kept = self._kept.shadows.get(self.imitated)
-        far = kept.far if kept is not None else {}
+        far = self.rounding().far
         label = max(far, key=far.__getitem__, default="")
         return far.get(label, -1.0), label
 

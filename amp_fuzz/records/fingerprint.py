@@ -14,10 +14,11 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from amp_fuzz.cases.case import Case, Plan
-from amp_fuzz.cases.program import Autocast, Checkpoint, regions, statements, uses
+from amp_fuzz.cases.program import Autocast, regions, statements, uses
 from amp_fuzz.records.schema import DivergenceRecord
 
 __all__ = [
+    "UNSTEADY",
     "Fingerprint",
     "fingerprint",
     "fingerprinted",
@@ -65,56 +66,60 @@ class Fingerprint:
 
 def fingerprint(record: DivergenceRecord) -> Fingerprint:
     """Return the fingerprint of a finding. It is most specific for a minimised one."""
-    kind, on, stage = kind_of(record.kind), record.backend, record.stage
     case = record.minimised or record.case
-    if record.as_if and record.general:
-        plan = sorted(special(case)) if _of_plan(record) else []
-        said = "+".join([*plan, f"acts={record.as_if[0].partition('=')[0]}"])
-        return Fingerprint("context", on, stage, "*", "*", (), said)
-    if record.as_if:
-        return Fingerprint("policy", on, stage, record.overload, record.policy, (), "")
-    if record.left:  # of the plan, only how contexts are entered and left matters
-        left = [f"leaves={name}" for name in record.left]
-        left += sorted(w for w in special(case) if w.startswith(_ENTERED))
-        return Fingerprint("state", on, stage, "*", "none", (), "+".join(left))
-    if kind == "state":  # the state left behind matters, not the op
-        own = (w for w in special(case) if not w.startswith("backward="))
-        left = [*_left_behind(record.observed), *sorted(own)]
-        return Fingerprint(kind, on, stage, "*", "none", (), "+".join(left))
+    kind, words, cause = kind_of(record.kind), sorted(special(case)), _cause(record)
     op = "*" if record.general else record.overload or record.op
-    if kind == "nondeterminism" and op:  # not minimised: much of its case is unrelated
-        return Fingerprint(kind, on, stage, op, "none", (), "")
-    if kind in ("crash", "timeout") and op:  # not minimised either; any dtypes
-        died = re.search(r" died (?:of |with )(.+)", record.observed)
-        return Fingerprint(kind, on, stage, op, "none", (), died[1] if died else "")
-    if kind in ("nondeterminism", "crash", "timeout"):
-        return Fingerprint(kind, on, stage, op, record.policy, _dtypes(record, case), "")
-    if _blamed(record):
-        return Fingerprint("part", on, stage, record.part, "*", (), "")
-    more = [ingredient(case)]
-    if kind == "raise":
-        more.append(f"raises={_error(record.expected)}->{_error(record.observed)}")
-    if kind == "relation":
-        more.append(f"relation={record.where.partition(':')[0]}")
-    said = "+".join(filter(None, more))
-    if record.general and (words := special(case)):  # the plan is what matters
-        more[0] = "+".join(sorted(words))
-        return Fingerprint(kind, on, stage, "*", "*", (), "+".join(more))
-    return Fingerprint(kind, on, stage, op, record.policy, _dtypes(record, case), said)
+
+    def named(kind: str, op: str, policy: str, *words: str, dtypes: bool = False) -> Fingerprint:
+        types = _dtypes(record, case) if dtypes else ()
+        said = "+".join(filter(None, words))
+        return Fingerprint(kind, record.backend, record.stage, op, policy, types, said)
+
+    match cause:
+        case "context" | "rule":  # for a rule, no plan matters
+            acts = f"acts={record.as_if[0].partition('=')[0]}"
+            return named("context", "*", "*", *(words if cause == "context" else ()), acts)
+        case "policy":
+            return named("policy", record.overload, record.policy)
+        case "state":  # the op does not matter; of contexts, only how they are entered and left
+            matters = ("entry=", "interrupted", "thread=") if record.left else ""
+            plan = [w for w in words if w.startswith(matters) and not w.startswith("backward=")]
+            return named("state", "*", "none", *_left_behind(record), *plan)
+        case "unsteady" if op:  # not minimised: much of its case is unrelated
+            died = re.search(r" died (?:of |with )(.+)", record.observed)
+            return named(kind, op, "none", died[1] if died and kind != "nondeterminism" else "")
+        case "unsteady":
+            return named(kind, "", record.policy, dtypes=True)
+        case "part":
+            return named("part", record.part, "*")
+        case "plan":
+            return named(kind, "*", "*", *words, _shown(record))
+        case "op":
+            return named(kind, op, record.policy, ingredient(case), _shown(record), dtypes=True)
 
 
-def _of_plan(record: DivergenceRecord) -> bool:
-    """Return whether a context acts as if it said something else: for a rule, no plan matters."""
-    return record.as_if[0].partition("=")[0] in ("dtype", "enabled", "cache_enabled")
+UNSTEADY = ("nondeterminism", "crash", "timeout")
+"""Kinds for which nothing can be tried a second time."""
+
+_Cause = Literal["context", "rule", "policy", "state", "unsteady", "part", "plan", "op"]
 
 
-def _blamed(record: DivergenceRecord) -> bool:
-    """Return whether a named part of a compiler explains a wrong result.
-
-    An option that is switched off, such as ``emulate_precision_casts``, identifies no single fault.
-    Errors are kept apart from wrong results: one lowering may have a bug of each.
-    """
-    return ": " in record.part and record.kind not in ("raise", "relation", "state")
+def _cause(record: DivergenceRecord) -> _Cause:
+    """Return what names a finding: of an unsteady one, nothing but its kind and op is known."""
+    if record.as_if and record.general:
+        setting = record.as_if[0].partition("=")[0]
+        return "context" if setting in ("dtype", "enabled", "cache_enabled") else "rule"
+    if record.as_if:
+        return "policy"
+    if record.left or record.kind == "state":
+        return "state"
+    if record.kind in UNSTEADY:
+        return "unsteady"
+    if ": " in record.part and record.kind not in ("raise", "relation"):
+        # An option that is switched off, such as `emulate_precision_casts`, identifies no single
+        # fault. Errors are kept apart from wrong results: one lowering may have a bug of each.
+        return "part"
+    return "plan" if record.general and special(record.minimised or record.case) else "op"
 
 
 # What of a plan nearly every case has.
@@ -126,23 +131,13 @@ def special(case: Case) -> set[str]:
     return set(ingredient(case).split("+")) - _USUAL
 
 
-# Of a plan, how its contexts are entered and left.
-_ENTERED = ("entry=", "interrupted", "thread=")
-
 _WIDTH = {"float16": 0, "bfloat16": 0, "float32": 1, "float64": 2, "complex64": 3, "complex128": 4}
-
-# The drawn values decide whether a wrong value is finite.
-_KINDS = {
-    "bitwise": "value",
-    "nonfinite": "value",
-    "grad-bitwise": "grad-value",
-    "grad-nonfinite": "grad-value",
-}
 
 
 def kind_of(kind: str) -> str:
     """Return the kind of a fingerprint for that of a divergence: ``value`` for ``bitwise``."""
-    return _KINDS.get(kind, kind)
+    # The drawn values decide whether a wrong value is finite.
+    return kind.replace("bitwise", "value").replace("nonfinite", "value")
 
 
 def fingerprinted(record: DivergenceRecord) -> DivergenceRecord:
@@ -152,30 +147,27 @@ def fingerprinted(record: DivergenceRecord) -> DivergenceRecord:
 
 def title(record: DivergenceRecord) -> str:
     """Return a finding in a few words, as the heading of its group."""
-    policy = "" if record.policy in ("", "none") else record.policy
-    if record.as_if and record.general:
-        if not _of_plan(record):
-            said = " or ".join(name.replace("=", " is ") for name in record.as_if)
-            return f"the backend acts as if: {said}"
-        plan = " and ".join(sorted(special(record.minimised or record.case)))
-        return f"autocast with {plan} acts as if it said {' or '.join(record.as_if)}"
-    if record.as_if:
-        other = " or ".join(record.as_if)
-        return f"{record.overload} behaves as if its policy were {other}, not {record.policy}"
-    if record.kind == "state" or record.left:
-        left = [f"leaves={name}" for name in record.left] or _left_behind(record.observed)
-        names = ", ".join(word.removeprefix("leaves=") for word in left) or "autocast's state"
-        shown = "" if record.kind == "state" else f", as {record.kind}"
-        shown += f" at {record.op}" if shown and record.op else ""
-        return f"state: {names} not restored{shown}"
-    if _blamed(record):
-        at = f" at {record.op}" if record.op else ""
-        return f"{record.part} is wrong, as {record.kind}{at}"
-    if record.general:
-        words = special(record.minimised or record.case)
-        of = f" under {', '.join(sorted(words))}" if words else f" of {policy}" * bool(policy)
-        return f"{record.kind} at any op{of}, as {record.op}"
-    return f"{record.kind} at {record.op}" if record.op else record.kind
+    kind, op, others = record.kind, record.op, " or ".join(record.as_if)
+    words, at = sorted(special(record.minimised or record.case)), f" at {op}" if op else ""
+    match _cause(record):
+        case "context":
+            return f"autocast with {' and '.join(words)} acts as if it said {others}"
+        case "rule":
+            return f"the backend acts as if: {others.replace('=', ' is ')}"
+        case "policy":
+            return f"{record.overload} behaves as if its policy were {others}, not {record.policy}"
+        case "state":
+            names = ", ".join(word.removeprefix("leaves=") for word in _left_behind(record))
+            shown = f", as {kind}{at}" if kind != "state" else ""
+            return "state: " + (names or "autocast's state") + f" not restored{shown}"
+        case "part":
+            return f"{record.part} is wrong, as {kind}{at}"
+        case _ if record.general:
+            policy = f" of {record.policy}" if record.policy not in ("", "none") else ""
+            under = f" under {', '.join(words)}" if words else policy
+            return f"{kind} at any op{under}, as {op}"
+        case _:
+            return f"{kind}{at}"
 
 
 def _dtypes(record: DivergenceRecord, case: Case) -> tuple[str, ...]:
@@ -203,14 +195,21 @@ def _given(record: DivergenceRecord, case: Case) -> tuple[str, ...]:
     return tuple(sorted(set(types.values())))
 
 
+def _shown(record: DivergenceRecord) -> str:
+    """Return what tells an error from another, or the relation that does not hold."""
+    if record.kind == "raise":
+        return f"raises={_error(record.expected)}->{_error(record.observed)}"
+    return f"relation={record.where.partition(':')[0]}" if record.kind == "relation" else ""
+
+
 def _error(side: str) -> str:
     return "none" if side == "no error" else side.partition(":")[0]
 
 
-def _left_behind(observed: str) -> list[str]:
-    """Return ``leaves=weight cache`` for each part of the state that has changed."""
-    names = re.findall(r"(?:^|[,;] )([a-z][a-z ]*): [^:]*? became ", observed)
-    return [f"leaves={name}" for name in dict.fromkeys(names)]
+def _left_behind(record: DivergenceRecord) -> list[str]:
+    """Return ``leaves=weight cache`` for each part of the state that is not restored."""
+    changed = re.findall(r"(?:^|[,;] )([a-z][a-z ]*): [^:]*? became ", record.observed)
+    return [f"leaves={name}" for name in record.left or dict.fromkeys(changed)]
 
 
 _PLAIN = {
@@ -242,7 +241,7 @@ def ingredient(case: Case) -> str:
         found.append(f"{name}={value}" if isinstance(value, str) else name)
     if case.program.mixed:
         found.append("cpu tensors")
-    kinds = {"checkpoint" if isinstance(c, Checkpoint) else _tag(c) for c in inner}
+    kinds = {str(context.__struct_config__.tag) for context in inner}
     return "+".join([*found, *sorted(kinds - {"autocast"})])
 
 
@@ -257,7 +256,3 @@ def plan_words() -> tuple[str, ...]:
         values = get_args(hints[name]) if get_origin(hints[name]) is Literal else ()
         found += [f"{name}={value}" for value in values if value != plain] or [name]
     return (*found, "cpu tensors", "checkpoint", "fp8", "inference_mode", "no_grad")
-
-
-def _tag(context: msgspec.Struct) -> str:
-    return str(context.__struct_config__.tag)

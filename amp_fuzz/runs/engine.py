@@ -60,15 +60,15 @@ __all__ = [
     "Paused",
     "Planned",
     "Progress",
+    "Repeat",
     "Settings",
     "Suspected",
     "Task",
     "TimeUp",
-    "baseline_tasks",
     "ending",
     "explore",
+    "given_tasks",
     "in_rounds",
-    "kept_tasks",
     "late",
     "limits",
     "plan_tasks",
@@ -121,17 +121,27 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
+class Repeat:
+    """A case runs once more because a worker died of it. op: the op in which it died, if known.
+
+    reports: it killed two. The run is not recorded, but reports each kernel that it enters.
+    """
+
+    incident: IncidentRecord
+    op: str = ""
+    reports: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """A part of a run: cases on one backend, each with a call of one of these ops.
 
     cases: the number after that of the last case. given: the cases, if they are not drawn. first:
-    the number of the first case; a worker that died ran those before it. confirms: how a worker
-    died of the task's one case, which runs once more; `suspect` is the op in which it died, if
-    known. told: the run is not recorded, but reports each kernel that it enters. aims: kernels to
-    aim at, the next one first, each with its number of attempts; the other cases are drawn as
-    usual. again: the cases are judged as in a replay: by all relations, and unchanged. until: when
-    it begins no further case. part: after so many cases it gives way to other tasks; 0: never.
-    shares: its backend gets no more time than others.
+    the number of the first case; a worker that died ran those before it. repeats: the death that
+    its one case shall show again. aims: kernels to aim at, the next one first, each with its number
+    of attempts; the other cases are drawn as usual. again: the cases are judged as in a replay: by
+    all relations, and unchanged. until: when it begins no further case. part: after so many cases
+    it gives way to other tasks; 0: never. shares: its backend gets no more time than others.
     """
 
     backend: str
@@ -141,9 +151,7 @@ class Task:
     seed: int
     given: tuple[Case, ...] = ()
     first: int = 0
-    confirms: IncidentRecord | None = None
-    suspect: str = ""
-    told: bool = False
+    repeats: Repeat | None = None
     aims: tuple[tuple[str, int], ...] = ()
     again: bool = False
     until: float = math.inf
@@ -376,25 +384,21 @@ def in_rounds(tasks: Iterable[Task]) -> list[Task]:
     return found
 
 
-def baseline_tasks(settings: Settings, chosen: Sequence[Backend]) -> list[Task]:
-    """Return a task for each backend with cases in the baseline, to judge them again."""
-    tasks = []
-    for backend in chosen:
-        entries = [*settings.baseline, *settings.overdue]
-        cases = tuple(e.load() for e in entries if e.backend == backend.name)
-        if cases:
-            tasks.append(Task(backend.name, "baseline", (), len(cases), 0, cases))
-    return tasks
+def given_tasks(settings: Settings, chosen: Sequence[Backend]) -> list[Task]:
+    """Return the tasks of given cases: the baseline, judged again, then those to judge first.
 
-
-def kept_tasks(settings: Settings, chosen: Sequence[Backend]) -> list[Task]:
-    """Return a task for each backend and family of the cases to judge first."""
-    tasks = []
-    for backend in chosen:
-        own = [(family, case) for name, family, case in settings.kept if name == backend.name]
-        for family in dict.fromkeys(family for family, _ in own):
-            cases = tuple(case for f, case in own if f == family)
-            tasks.append(Task(backend.name, family, (), len(cases), 0, cases))
+    Each has one task for each backend and family.
+    """
+    names = [backend.name for backend in chosen]
+    accepted = [e for e in (*settings.baseline, *settings.overdue) if e.backend in names]
+    tasks: list[Task] = []
+    for given in ([(e.backend, "baseline", e.load()) for e in accepted], settings.kept):
+        for backend in names:
+            families: dict[str, list[Case]] = {}
+            for on, family, case in given:
+                if on == backend:
+                    families.setdefault(family, []).append(case)
+            tasks += [Task(backend, f, (), len(c), 0, tuple(c)) for f, c in families.items()]
     return tasks
 
 

@@ -155,7 +155,7 @@ def worker_main(
             pipe.send(None)  # ready
             while True:
                 task, groups = pipe.recv()
-                if task.told:
+                if task.repeats is not None and task.repeats.reports:
                     pipe.send(_told(task, settings, note, entered))
                     continue
                 covered = Covered(store, task.backend)

@@ -63,14 +63,14 @@ from amp_fuzz.runs.engine import (
     Paused,
     Planned,
     Progress,
+    Repeat,
     Settings,
     Suspected,
     Task,
     TimeUp,
-    baseline_tasks,
     ending,
+    given_tasks,
     in_rounds,
-    kept_tasks,
     late,
     plan_tasks,
     seed_of,
@@ -100,8 +100,7 @@ def run(settings: Settings, store: Store, run_id: str) -> Generator[Event]:
     interrupt) ends the workers; their records stay.
     """
     chosen = [backends()[name] for name in settings.backends]
-    given = [*baseline_tasks(settings, chosen), *kept_tasks(settings, chosen)]
-    drawn = plan_tasks(settings, chosen)
+    given, drawn = given_tasks(settings, chosen), plan_tasks(settings, chosen)
     supervisor = Supervisor(settings, store, run_id)
     settings = supervisor.settings = timed(settings)
     if settings.seconds:
@@ -304,8 +303,8 @@ class Supervisor:
 
     def _unconfirmed(self, task: Task | None) -> Iterator[Event]:
         """Record a death whose case could not run again: an incident."""
-        if task is not None and task.confirms is not None:
-            yield self._happened(msgspec.structs.replace(task.confirms, unconfirmed=True))
+        if task is not None and task.repeats is not None:
+            yield self._happened(msgspec.structs.replace(task.repeats.incident, unconfirmed=True))
 
     def _next(self) -> Task:
         """Take the next task: if the next shares the time, one of the backend that had the least.
@@ -365,10 +364,10 @@ class Supervisor:
         return _Worker(number, process, ours, shared, folder, entered, blocking)
 
     def _give(self, worker: _Worker, task: Task) -> Iterator[Event]:
-        confirms = task.confirms is not None
+        repeats = task.repeats is not None
         # Only then is an error raised by the statement whose kernel it is of.
-        blocking = confirms and _accelerated(task.backend)
-        if (confirms and not worker.fresh) or worker.blocking != blocking:
+        blocking = repeats and _accelerated(task.backend)
+        if (repeats and not worker.fresh) or worker.blocking != blocking:
             yield from self._end(worker)
             worker = self._start(blocking=blocking)
             self.workers.append(worker)
@@ -426,11 +425,10 @@ class Supervisor:
         if isinstance(event, Suspected):
             worker.suspected = event.record
             return
-        task = worker.task
-        if isinstance(event, Finished) and task is not None and task.told:
+        repeat = worker.task.repeats if worker.task is not None else None
+        if isinstance(event, Finished) and repeat is not None and repeat.reports:
             worker.task = None
-            if task.confirms is not None:  # it died twice, but not while reporting its kernels
-                yield self._crashed(task.confirms, task.suspect)
+            yield self._crashed(repeat.incident, repeat.op)  # it did not die a third time
             return
         if isinstance(event, Progress):
             worker.reached |= event.kernels
@@ -439,8 +437,8 @@ class Supervisor:
         if isinstance(event, Finished):
             self._spent(worker)
             worker.task = worker.suspected = None
-            if task is not None and task.confirms is not None:
-                yield self._happened(task.confirms)
+            if repeat is not None:
+                yield self._happened(repeat.incident)
         yield from self._taken(event)
 
     def _taken(self, event: Event) -> Iterator[Event]:
@@ -508,11 +506,10 @@ class Supervisor:
             return
         case, suspected = loads(text, str(worker.current)), worker.suspected
         incident = IncidentRecord(task.backend, task.family, how.kind, case, how.detail, output)
-        suspect = statement_op(case, worker.written())
-        if task.told and task.confirms is not None:
-            same = how.detail == task.confirms.detail
-            op = op_of(worker.entered) if same else ""
-            yield self._crashed(task.confirms, op or task.suspect)
+        op, repeat = statement_op(case, worker.written()), task.repeats
+        if repeat is not None and repeat.reports:
+            inner = op_of(worker.entered) if how.detail == repeat.incident.detail else ""
+            yield self._crashed(repeat.incident, inner or repeat.op)
             return
         alone = replace(task, first=number, cases=number + 1, part=0, shares=False)
         if task.aims:  # its draws depend on earlier cases
@@ -523,16 +520,16 @@ class Supervisor:
         if suspected is not None and case.id != suspected.case.id:
             yield self._happened(msgspec.structs.replace(incident, of=suspected.case.id))
             yield from self._candidate(worker, alone, suspected, case)
-        elif task.confirms is None:
-            self.queue.append(replace(alone, confirms=incident, suspect=suspect))
+        elif repeat is None:
+            self.queue.append(replace(alone, repeats=Repeat(incident, op)))
         elif how.kind == "memory":
             yield self._happened(msgspec.structs.replace(incident, unjudged=True))
         else:
-            suspect = suspect if how.lost or suspect == task.suspect else ""
+            op = op if how.lost or op == repeat.op else ""
             if how.kind == "crash" and not how.lost and not backends()[task.backend].ladder():
-                self.queue.append(replace(alone, confirms=incident, suspect=suspect, told=True))
+                self.queue.append(replace(alone, repeats=Repeat(incident, op, reports=True)))
             else:
-                yield self._crashed(incident, suspect)
+                yield self._crashed(incident, op)
 
     def _candidate(
         self, worker: _Worker, task: Task, suspected: DivergenceRecord, case: Case
@@ -544,7 +541,7 @@ class Supervisor:
         self.groups.deadly.add(case.id)
         self.deaths[suspected.case.id] += 1
         if self.deaths[suspected.case.id] <= _DEATHS:
-            self.queue.append(replace(task, confirms=None))
+            self.queue.append(replace(task, repeats=None))
         elif (kept := self._unminimised(worker)) is not None:
             yield Finding(kept, new=not kept.known)
 

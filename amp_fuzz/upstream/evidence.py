@@ -8,12 +8,10 @@ bug.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from amp_fuzz.backends.harness import Observation, quiet
-from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import statements
 from amp_fuzz.oracle import RELATIONS, Divergence, check_relation, compare
 from amp_fuzz.oracle.judge import broken
@@ -59,29 +57,11 @@ class Listed:
         skipped: names of values that are explained already. plain: the trial without what the
         reference imitates. It judges the values that this one cannot.
         """
-        ids: dict[str, None] = {}
-        done, ranged, scaler = set(skipped), set[str](), trial.case.plan.scaler
-        now, unjudged = trial, set[str]()
-        while True:
-            found = now.compare(skip=Named(done), unjudged=unjudged)
-            if plain is not None:
-                found = _at(plain, {at for at in unjudged if not Named(done)(at)}) or found
-            if found and found.kind in _TYPES and Named(ranged)(found.where):
-                done |= tainted(trial.case, found.where)
-                continue
-            listed = self.explains(trial, found) if found else ""
-            if found is None or not listed:
-                return Left(found, tuple(ids), done)
+        rest, ids = _Rest(trial, plain, set(skipped)), dict[str, None]()
+        while (found := rest.first()) and (listed := self.explains(trial, found)):
             ids[listed] = None
-            if found.kind == "state":
-                return Left(None, tuple(ids), done)
-            if found.kind == "raise":  # nothing was observed after it, but the state
-                now = _ended(now)
-            if found.kind == "range" and not scaler:  # a scaler looks for infinities itself
-                done.add(named(found.where))
-                ranged |= tainted(trial.case, found.where)
-            else:
-                done |= tainted(trial.case, found.where)
+            rest.explained(found)
+        return Left(found, tuple(ids), rest.skipped)
 
     def explains(self, trial: Trial, found: Divergence) -> str:
         """Return the id of the entry that lists a divergence, or "".
@@ -101,7 +81,7 @@ class Listed:
     def speaking(self, trial: Trial, found: Divergence, ops: Iterable[str] = ()) -> Iterator[Known]:
         """Yield the entries that speak of a divergence, at its op or at one of these."""
         op = guilty_op(trial.case, found)
-        ops = list(ops) or ([op] if op else _ops(trial.case))
+        ops = list(ops) or ([op] if op else [s.op for s in statements(trial.case.program.body)])
         texts = {"expected": found.expected, "observed": found.observed}
         for entry in self.known:
             on = entry.on(trial.backend.name)
@@ -109,34 +89,45 @@ class Listed:
                 yield entry
 
 
-def _at(trial: Trial, labels: Set[str]) -> Divergence | None:
-    """Return the first divergence of a trial at one of these labels."""
-    if not labels:
-        return None
-    found = trial.compare(skip=lambda label: label not in labels, unjudged=set())
-    return found if found is not None and found.where in labels else None
+@dataclass(slots=True)
+class _Rest:
+    """The part of a trial that is not explained yet; the first fields are those of `Listed.left`.
 
+    ranged: names of values whose types may differ. unjudged: labels that the trial cannot judge.
+    """
 
-def _ended(trial: Trial) -> Trial:
-    """Return what was observed after an error: the state."""
-    expected, observed = trial.expected, trial.observed
-    error = observed.raised or expected.raised
-    return replace(
-        trial,
-        expected=Observation(raised=error, leaked=expected.leaked),
-        observed=Observation(raised=error, leaked=observed.leaked),
-    )
+    trial: Trial
+    plain: Trial | None
+    skipped: set[str]
+    ranged: set[str] = field(default_factory=set)
+    unjudged: set[str] = field(default_factory=set)
 
+    def first(self) -> Divergence | None:
+        """Return the first divergence."""
+        found = self.trial.compare(skip=Named(self.skipped), unjudged=self.unjudged)
+        labels = {at for at in self.unjudged if named(at) not in self.skipped}
+        if self.plain is not None and labels:
+            judged = self.plain.compare(skip=lambda at: at not in labels, unjudged=set())
+            found = judged if judged is not None and judged.where in labels else found
+        if found and found.kind in _TYPES and named(found.where) in self.ranged:
+            self.skipped |= tainted(self.trial.case, found.where)
+            return self.first()
+        return found
 
-def _ops(case: Case) -> list[str]:
-    return [s.op for s in statements(case.program.body)]
-
-
-@contextmanager
-def _without(library: str, trial: Trial) -> Iterator[Trial]:
-    """Run both sides again without a library; for a block, what they run is without it, too."""
-    with quiet(), WITHOUT[library]():  # switching warns of what this torch lacks
-        yield trial.again()
+    def explained(self, found: Divergence) -> None:
+        """Leave out a divergence, and what it explains."""
+        trial, names = self.trial, tainted(self.trial.case, found.where)
+        if found.kind == "state":
+            self.trial = replace(trial, observed=replace(trial.observed, leaked=None))
+        if found.kind == "raise":  # nothing was observed after it, but the state
+            ended = partial(Observation, raised=trial.observed.raised or trial.expected.raised)
+            expected, observed = (ended(leaked=s.leaked) for s in (trial.expected, trial.observed))
+            self.trial = replace(trial, expected=expected, observed=observed)
+        if found.kind == "range" and not trial.case.plan.scaler:  # a scaler looks for infinities
+            self.skipped.add(named(found.where))
+            self.ranged |= names
+        else:
+            self.skipped |= names
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,23 +176,15 @@ class Remedied:
 
         "": not all is explained.
         """
-        with _without(self.entry.without, trial) as again:
-            if found.kind == "relation":
-                more = "" if _agrees(again, found) else None
-            elif found.kind == "nondeterminism" and not _repeats(again):
-                more = None
-            else:
-                rest = again.compare()
-                more = "" if rest is None else self.explain(again, rest) or None
-        if more is None:
-            return ""
-        return "+".join(filter(None, (self.entry.id, more)))
-
-
-def _agrees(trial: Trial, found: Divergence) -> bool:
-    """Return whether both sides agree and, after a broken relation, the backend with itself."""
-    related = found.kind != "relation" or broken(trial, trial.observed) is None
-    return related and trial.compare() is None
+        with quiet(), WITHOUT[self.entry.without]():  # switching warns of what this torch lacks
+            again = trial.again()
+            if found.kind == "relation" and (broken(again, again.observed) or again.compare()):
+                return ""
+            if found.kind == "nondeterminism" and not _repeats(again):
+                return ""
+            rest = again.compare()
+            more = self.explain(again, rest) if rest else ""
+        return "" if rest and not more else "+".join(filter(None, (self.entry.id, more)))
 
 
 def _repeats(trial: Trial) -> bool:

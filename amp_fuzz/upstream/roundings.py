@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.backends.source import statement_source
@@ -73,7 +72,7 @@ def _unrounded(trial: Trial) -> tuple[Divergence, str] | None:
     """
     if trial.backend.reference().promise == "none" or not _has_16_bits(trial.expected):
         return None
-    promised = partial(trial.shadowed, promise="all")
+    promised = trial.shadowed(promise="all")
     rounding = replace(trial.rounding(), promised=promised, _strict={})
     off = compare(trial.expected, trial.observed, rounding=rounding)
     if off is None or off.kind != "precision":

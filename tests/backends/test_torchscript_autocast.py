@@ -83,17 +83,10 @@ def test_every_overload_is_cast_as_torch_casts_it() -> None:
 
 
 def test_a_missing_op_of_the_list_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    of = {op: policy for op, policy in load_policies().of.items() if op != "exp"}
-    monkeypatch.setattr(
-        "amp_fuzz.backends.torchscript_autocast.load_policies", lambda: _Policies(of)
-    )
+    policies = {op: policy for op, policy in load_policies().items() if op != "exp"}
+    monkeypatch.setattr("amp_fuzz.backends.torchscript_autocast.load_policies", lambda: policies)
     with pytest.raises(AssertionError, match="aten::exp"):
         test_every_overload_is_cast_as_torch_casts_it()
-
-
-class _Policies:
-    def __init__(self, of: dict[str, str]) -> None:
-        self.of = of
 
 
 def scripted(body: str) -> tuple[Any, frozenset[int]]:
@@ -103,9 +96,9 @@ def scripted(body: str) -> tuple[Any, frozenset[int]]:
     with quiet():  # torch.jit.script is deprecated
         unit.define(source, {"torch": torch}.get)  # type: ignore[attr-defined]
     graph = unit.find_function("program").graph.copy()  # type: ignore[attr-defined]
-    called = inline(graph)
+    inlined = inline(graph)
     torch._C._jit_pass_constant_propagation_immutable_types(graph)  # type: ignore[attr-defined]
-    return graph, called
+    return graph, inlined
 
 
 def count(graph: Any, kind: str) -> int:
@@ -113,8 +106,8 @@ def count(graph: Any, kind: str) -> int:
 
 
 def lowered(body: str, ambient: Ambient = Ambient()) -> Any:  # noqa: B008 (frozen)
-    graph, called = scripted(body)
-    write_casts(graph, ambient, CURRENT, called)
+    graph, inlined = scripted(body)
+    write_casts(graph, ambient, CURRENT, inlined)
     return graph
 
 

@@ -14,7 +14,7 @@ from amp_fuzz.backends.base import Backend
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.torchscript import ScriptBackend
-from amp_fuzz.backends.torchscript_autocast import Fallen
+from amp_fuzz.backends.torchscript_autocast import Fallback
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import Autocast, NoGrad
 from amp_fuzz.oracle import compare
@@ -83,7 +83,7 @@ def test_what_falls_back_and_is_cast_otherwise_is_not_explained(
     region = under(NoGrad(), under(OFF, *body))
     example = case(inputs, call("atan2", "w2", "w2", to="v2"), region)
     monkeypatch.setattr(
-        "amp_fuzz.backends.torchscript.fallen", lambda *_: Fallen(frozenset({"v0"}))
+        "amp_fuzz.backends.torchscript.fallback_of", lambda *_: Fallback(frozenset({"v0"}))
     )
     assert judge(SCRIPT, example).outcome == "diverged"
 

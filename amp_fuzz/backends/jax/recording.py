@@ -9,18 +9,20 @@ the recorded run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from amp_fuzz.reference import dispatch
-from amp_fuzz.reference.shadow.schemas import bound, draws
+from amp_fuzz.reference.shadow.copies import tensors_in
+from amp_fuzz.reference.shadow.schemas import draws
 
-__all__ = ["Memory", "Place", "Read", "Recorder", "Recording", "Step", "functional"]
+__all__ = ["Memory", "Place", "Read", "Recorder", "Recording", "Step", "dense"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +146,13 @@ class Recorder(TorchDispatchMode):
         """Run an op and note it."""
         kwargs = kwargs or {}
         plain = self.on and torch.Tag.inplace_view not in func.tags
-        if not plain or any(t.device.type != "cpu" for t in _tensors((args, kwargs))):
+        if not plain or any(t.device.type != "cpu" for t in tensors_in((args, kwargs))):
             with dispatch.kept():
                 return func(*args, **kwargs)
         if func.__name__.partition(".")[0] in _MASKED:
             args = (args[0], [*_places(args[1])], *args[2:])
         # Their state before the op, which may write or resize them.
-        given, named = _map(args, self._read), _map(kwargs, self._read)
+        given, named = tree_map_only(torch.Tensor, self._read, (args, kwargs))
         with dispatch.kept():
             out = func(*args, **kwargs)
         try:
@@ -168,41 +170,25 @@ class Recorder(TorchDispatchMode):
         named: dict[str, Any],
         out: Any,
     ) -> None:
-        arguments, results = list(_tensors((args, kwargs))), list(_tensors(out))
         form, random = functional(func), draws(func, args, kwargs)
-        written = list(_tensors(form.written(args, kwargs)))
-        if form.random and not random:  # rrelu writes its noise where it draws some
-            noise = bound(func, args, kwargs).get("noise")
-            written = [t for t in written if t is not noise]
-        known = {t.untyped_storage()._cdata for t in arguments}
-        if not written:
-            results = [
-                t
-                for t in results
-                if t.untyped_storage()._cdata not in known
-                or (t.untyped_storage()._cdata, t.dtype) not in self._memories
-            ]
-        if form.uninitialised or not (written or results):
-            return  # views, queries, uninitialised memory
-        if any(t.device.type != "cpu" for t in results):
+        written = form.written(args, kwargs, random)
+        made = [t for t in tensors_in(out) if not any(t is w for w in written)]
+        if not written:  # a view computes nothing, unless it has another dtype
+            viewed = {_key(t)[0] for t in tensors_in((args, kwargs))}
+            made = [t for t in made if _key(t)[0] not in viewed or _key(t) not in self._memories]
+        if form.uninitialised or not (written or made) or any(t.device.type != "cpu" for t in made):
             return
-        targets = written or results
-        for target in written:
-            if self._index(target) in self._twins:
-                raise NotImplementedError(f"{form.name} writes memory of two dtypes")
-        same = [t for t in results if any(t is w for w in written)]
-        more = [t for t in results if not any(t is w for w in same)] if written else []
-        drawn = None
-        if random:
-            drawn = tuple(t.detach().clone() for t in (*targets, *more))
-        places = tuple(self.place(t, fresh=not written) for t in targets)
-        places += tuple(self.place(t, fresh=True) for t in more)
-        reads = [r for r in _reads((given, named)) if not r.stops]
-        if any(self.recording.memories[r.place.memory].trains for r in reads):
-            if drawn is not None:
+        if any(self._index(t) in self._twins for t in written):
+            raise NotImplementedError(f"{form.name} writes memory of two dtypes")
+        drawn = tuple(t.detach().clone() for t in (*written, *made)) if random else None
+        places = *map(self.place, written), *(self.place(t, fresh=True) for t in made)
+        memories = self.recording.memories
+        reads = (r for r in tree_leaves((given, named)) if isinstance(r, Read) and not r.stops)
+        if any(memories[r.place.memory].trains for r in reads):
+            if random:
                 raise NotImplementedError(f"{form.name} draws, and has a gradient")
             for place in places:
-                self.recording.memories[place.memory].trains = True
+                memories[place.memory].trains = True
         names = {k: v for k, v in named.items() if k not in form.outs}
         quiet = not torch.is_grad_enabled()
         step = Step(form.name, given, names, places, bool(written), drawn, quiet)
@@ -229,8 +215,7 @@ class Recorder(TorchDispatchMode):
     def _index(self, tensor: torch.Tensor, *, fresh: bool = False) -> int:
         if tensor._is_zerotensor():
             tensor = torch.zeros(tensor.shape, dtype=tensor.dtype)
-        storage = tensor.untyped_storage()
-        key = (storage._cdata, tensor.dtype)
+        storage, key = tensor.untyped_storage(), _key(tensor)
         count = storage.nbytes() // tensor.element_size()
         memories = self.recording.memories
         found = self._memories.get(key)
@@ -248,6 +233,10 @@ class Recorder(TorchDispatchMode):
         if others and found is None:
             self._twins.update((index, *others))
         return index
+
+
+def _key(tensor: torch.Tensor) -> tuple[int, torch.dtype]:
+    return tensor.untyped_storage()._cdata, tensor.dtype
 
 
 # Masks among their indices choose the number of elements: they count as the chosen indices.
@@ -277,40 +266,31 @@ class Form:
     """
 
     name: str
-    positions: tuple[int, ...]
-    keywords: tuple[str, ...]
+    arguments: tuple[str, ...]
+    writes: tuple[str, ...]
     outs: tuple[str, ...]
-    random: bool
     uninitialised: bool
 
-    def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """Return the written arguments, in the order of the schema."""
-        found = [args[i] for i in self.positions if i < len(args)]
-        return found + [kwargs[name] for name in self.keywords if name in kwargs]
+    def written(
+        self, args: Sequence[Any], kwargs: dict[str, Any], random: bool
+    ) -> list[torch.Tensor]:
+        """Return the written tensors, in the order of the schema."""
+        given = {**dict(zip(self.arguments, args, strict=False)), **kwargs}
+        # Where it draws nothing, rrelu writes no noise.
+        names = (n for n in self.writes if random or n != "noise")
+        return tensors_in([given.get(name) for name in names])
 
 
 @lru_cache(maxsize=4096)
 def functional(func: Any) -> Form:
     """Return the form of an overload: ``add`` for ``add_.Tensor`` and ``add.out``."""
-    schema = func._schema
-    writes = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
-    names = [a.name for a in schema.arguments]
-    keywords = tuple(n for n, w in zip(names, writes, strict=True) if w)
-    outs = tuple(
-        a.name for a, w in zip(schema.arguments, writes, strict=True) if w and a.kwarg_only
-    )
+    arguments = func._schema.arguments
+    writes = [a for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    outs = tuple(a.name for a in writes if a.kwarg_only)
     base, _, overload = func.__name__.partition(".")
-    name = f"{base}.{overload}"
-    if any(writes):
-        name = _without_writing(func, base, overload, outs)
-    return Form(
-        name,
-        tuple(i for i, w in enumerate(writes) if w),
-        keywords,
-        outs,
-        torch.Tag.nondeterministic_seeded in func.tags,
-        base in _UNINITIALISED,
-    )
+    name = _without_writing(func, base, overload, outs) if writes else f"{base}.{overload}"
+    names, written = (tuple(a.name for a in some) for some in (arguments, writes))
+    return Form(name, names, written, outs, base in _UNINITIALISED)
 
 
 def _without_writing(func: Any, base: str, overload: str, outs: tuple[str, ...]) -> str:
@@ -325,43 +305,6 @@ def _without_writing(func: Any, base: str, overload: str, outs: tuple[str, ...])
         if [(a.name, str(a.type)) for a in found._schema.arguments] == wanted:
             return f"{base}.{other}"
     return f"{base}.{overload}"
-
-
-# -- trees of arguments -------------------------------------------------------------------------
-
-
-def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, (tuple, list)):
-        for part in tree:
-            yield from _tensors(part)
-    elif isinstance(tree, dict):
-        for part in tree.values():
-            yield from _tensors(part)
-
-
-def _reads(tree: Any) -> Iterator[Read]:
-    if isinstance(tree, Read):
-        yield tree
-    elif isinstance(tree, (tuple, list)):
-        for part in tree:
-            yield from _reads(part)
-    elif isinstance(tree, dict):
-        for part in tree.values():
-            yield from _reads(part)
-
-
-def _map(tree: Any, read: Callable[[torch.Tensor], Any]) -> Any:
-    if isinstance(tree, torch.Tensor):
-        return read(tree)
-    if isinstance(tree, tuple):
-        return tuple(_map(part, read) for part in tree)
-    if isinstance(tree, list):
-        return [_map(part, read) for part in tree]
-    if isinstance(tree, dict):
-        return {name: _map(part, read) for name, part in tree.items()}
-    return tree
 
 
 def dense(place: Place, count: int) -> tuple[int, ...] | None:

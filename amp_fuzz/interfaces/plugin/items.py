@@ -48,8 +48,7 @@ from amp_fuzz.runs.engine import (
     Settings,
     Task,
     TimeUp,
-    baseline_tasks,
-    kept_tasks,
+    given_tasks,
     plan_tasks,
 )
 
@@ -129,9 +128,8 @@ def jobs(
     Backend by backend, what is judged first and the kernels that it aims at; then each family.
     """
     chosen = list(chosen)
-    given = [*baseline_tasks(settings, chosen), *kept_tasks(settings, chosen)]
     drawn = sorted(plan_tasks(settings, chosen), key=lambda task: task.family)
-    first = [*given, *(task for task in drawn if task.aims)]
+    first = [*given_tasks(settings, chosen), *(task for task in drawn if task.aims)]
     found = [
         Job(backend.name, task.family, (task,))
         for tasks in (first, [task for task in drawn if not task.aims])
