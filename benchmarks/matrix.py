@@ -1,4 +1,4 @@
-"""Honest runs and the tests on one torch: each divergence explained, or counted as unexplained.
+"""Honest runs and the tests on one torch: what each divergence is, or that nothing explains it.
 
     python benchmarks/matrix.py ENV 'eager-cpu:10000' 'fake-*:2000' ... [--seed=2511]
     python benchmarks/matrix.py ENV --tests tests/unit -n 2
@@ -133,9 +133,10 @@ def rows(store: Store, name: str) -> Iterator[Row]:
             "backend": backend,
             "seed": run.seed,
             "cases": len(mine),
+            "agreed": outcomes["agreed"],
             "raised": outcomes["raised"],
-            "diverging": outcomes["known"] + outcomes["diverged"],
-            "explained": outcomes["known"],
+            "own": outcomes["backend"],
+            "known": outcomes["known"],
             "unexplained": dict(new.most_common()),
         }
 
@@ -176,11 +177,13 @@ def tested(python: Path, words: list[str]) -> Row:
 
 def page(result: Row) -> str:
     """Return the tables of the page."""
-    lines = ["\n## Honest runs\n", "| torch | Python | backend | cases | diverge | unexplained |"]
-    lines.append("| --- | --- | --- | ---: | ---: | --- |")
+    lines = ["\n## Honest runs\n"]
+    lines.append("| torch | Python | backend | cases | agreed | raised | own | known | unexplained |")
+    lines.append("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | --- |")
     for row in result.get("runs", ()):
         new = ", ".join(f"{count} `{what}`" for what, count in row["unexplained"].items()) or "0"
-        numbers = [f"{row[key]:,}" for key in ("cases", "diverging")]
+        outcomes = ("cases", "agreed", "raised", "own", "known")
+        numbers = [f"{row[key]:,}" if key in row else "" for key in outcomes]
         cells = [row["torch"], row["python"], f"`{row['backend']}`", *numbers, new]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["\n## Tests\n", "| torch | Python | tests | result | failed |"]

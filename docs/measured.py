@@ -25,23 +25,23 @@ EVIDENCE = ROOT / "docs" / "evidence"
 TEXT = """\
 # Honest runs
 
-<!-- Written by `make pages` from benchmarks/honest.json, custom_functions.json and fp8.json. -->
+<!-- Written by `make pages` from benchmarks/matrix.json, custom_functions.json and fp8.json. -->
 
 Cases of a torch that nobody broke, as a run draws them: up to 12 statements, with backward passes.
-A case that diverges is a known bug, or not explained. The known list explains what earlier runs
-met. A new draw may meet another bug, which counts as new until a list names it. `make open` judges
-the unexplained cases that are kept in `tests/cases/open`.
+A case that diverges is the backend's own, which shows the same without autocast
+([Attribution](../internals/attribution.md)), or a known bug, or not explained. A new draw may meet
+another bug, which counts as new until a list names it. `make open` judges the unexplained cases
+that are kept in `tests/cases/open`.
 
-All of these runs are older than the outcome `backend`. A divergence that the backend shows without
-autocast too counts here as known, or as not explained ([Attribution](../internals/attribution.md)).
+## Compilers, TorchScript and others
 
-## Compilers and TorchScript
-
-{versions}; {machine}. `benchmarks/honest.py` writes
-[honest.json](../../benchmarks/honest.json).
+Seeds are fresh: nobody looked at them before. `benchmarks/matrix.py` writes
+[matrix.json](../../benchmarks/matrix.json).
 
 {compilers}
 ## Custom functions and ops alone
+
+These and the next are older than the outcome `backend`: what is the backend's own counts as known.
 
 `benchmarks/custom_functions.py` writes
 [custom_functions.json](../../benchmarks/custom_functions.json).
@@ -55,7 +55,7 @@ Cases with a layer in an FP8 region, at most 6 statements. `benchmarks/fp8.py` w
 {fp8}
 ## Others
 
-[Torch versions](torch-versions.md) has eager and the fake devices on each torch.
+[Torch versions](torch-versions.md) has eager and the fake devices on each torch, and the tests.
 [JAX](../guide/jax.md#what-was-measured), [torchax](../guide/torchax.md#what-was-measured) and
 [your own device](../guide/your-device.md#what-was-measured) have theirs, and [models](models.md)
 those of `amp_fuzz.check`.
@@ -92,6 +92,10 @@ or would if they were lowered: from operands in float32, or from operands that a
 
 
 COLUMNS = ("backend", "cases", "agreed", "raised alike", "known", "not explained")
+RUNS = (
+    *("torch", "backend", "seed", "cases", "agreed", "raised alike", "backend's own", "known"),
+    "not explained",
+)
 
 
 def main() -> None:
@@ -110,15 +114,19 @@ def main() -> None:
 
 def honest_runs() -> str:
     """Return the page of honest runs."""
-    honest = result("honest")
-    versions = ", ".join(f"{name} {version}" for name, version in honest["versions"].items())
+    runs = [row for row in result("matrix")["runs"] if "own" in row]
     return TEXT.format(
-        versions=versions,
-        machine=honest["machine"],
-        compilers=table(COLUMNS, map(counts, honest["backends"].items())),
+        compilers=table(RUNS, map(run, runs)),
         custom=table(COLUMNS, map(counts, result("custom_functions")["backends"].items())),
         fp8=table(("backend", "recipe", *COLUMNS[1:]), layers()),
     )
+
+
+def run(row: dict[str, Any]) -> tuple[str, ...]:
+    """Return the row of a run of one backend."""
+    new = ", ".join(f"{count} `{what}`" for what, count in row["unexplained"].items()) or "0"
+    counted = (f"{row[key]:,}" for key in ("seed", "cases", "agreed", "raised", "own", "known"))
+    return row["torch"], f"`{row['backend']}`", *counted, new
 
 
 def policy_costs() -> str:
@@ -224,7 +232,7 @@ def layers() -> Iterator[tuple[str, ...]]:
 
 def table(columns: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
     """Return a Markdown table whose cells are numbers, but for names in code."""
-    right = (*COLUMNS[1:], *CLAIMS[2:])
+    right = (*COLUMNS[1:], *RUNS[2:], *CLAIMS[2:])
     lines = [columns, tuple("---:" if c in right else "---" for c in columns), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
