@@ -519,13 +519,14 @@ def draw_case(
         if not focus and (lowered := _lowered(ops, device)):  # what shows the state of a call
             program, values = _drawn(source, device, plan, ops, lowered, None, statements, fused)
             case = msgspec.structs.replace(case, program=program)
-        case = _again(source, case)
+        case = _again(source, case, device)
     if mixed and integer(source, mixed) == mixed - 1:
         plan, program = with_cpu_tensors(source, case.plan, program, values)
         case = msgspec.structs.replace(case, plan=plan, program=program)
     return case
 
 
+Low: TypeAlias = Literal["bfloat16", "float16"]
 _REUSED = 8  # of so many cases, one calls its program again under other contexts
 _REUSES: tuple[Reuse, ...] = ("calls", "graph", "region", "region")
 
@@ -539,19 +540,22 @@ def _lowered(ops: Sequence[Op] | None, device: str) -> list[Op]:
     return [op for op in pool if found[op.name] == "lower_precision_fp"]
 
 
-def _again(source: Bytes, case: Case) -> Case:
+def _again(source: Bytes, case: Case, device: str) -> Case:
     """Return the case with one or two later calls in place of other ingredients."""
-    plan = case.plan
-    kind, which, more = digits(source, 4, _CALLS, 3)
-    around = [_around(plan, which)]
-    if more == 2:
-        around.append(_around(plan, integer(source, _CALLS)))
-    sets = any(isinstance(c, AutocastDType) for contexts in around for c in contexts)
-    body = case.program.body
-    if sets:
+    plan, body = case.plan, case.program.body
+    kind, which, more = digits(source, 4, _CALLS + 1, 3)
+    sets = which == _CALLS
+    if sets:  # the default dtype, for contexts of the program that name none
+        plan = msgspec.structs.replace(plan, contexts=())
+        other: Low = "bfloat16" if _table(device).default_dtype == "float16" else "float16"
+        around: list[tuple[Around, ...]] = [(AutocastDType(other),)]
         body = transform(body, region=_without_dtype)
         if not any(isinstance(context, Autocast) for context in regions(body)):
             body = (Region(Autocast(), body),)
+    else:
+        around = [_around(plan, which)]
+        if more == 2:
+            around.append(_around(plan, integer(source, _CALLS)))
     reuse: Reuse = "calls" if sets else _REUSES[kind]
     program = case.with_program(body=body).program
     if reuse == "region":  # whose results are no views of each other or of inputs
@@ -569,21 +573,19 @@ def _again(source: Bytes, case: Case) -> Case:
     return msgspec.structs.replace(case, plan=made, program=program)
 
 
-_CALLS = 6
-_FIRST = (None, "bfloat16")
+_CALLS = 5
 
 
 def _around(plan: Plan, which: int) -> tuple[Around, ...]:
     """Return what is around a later call: something else than around the first."""
     first = plan.contexts[-1].dtype if plan.contexts else None
-    other: Literal["bfloat16", "float16"] = "float16" if first in _FIRST else "bfloat16"
+    other = "float16" if first in (None, "bfloat16") else "bfloat16"
     if which < 2:
         return (Autocast(dtype=other),)
     choices: Sequence[tuple[Around, ...]] = (
         (Autocast(enabled=False),),
         (),
         (NoGrad(), *plan.contexts),
-        (AutocastDType(other), *plan.contexts),
     )
     return choices[which - 2]
 

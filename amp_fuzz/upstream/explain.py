@@ -9,7 +9,7 @@ from typing import Literal
 from amp_fuzz.backends import Backend
 from amp_fuzz.cases.program import statements
 from amp_fuzz.oracle import Divergence
-from amp_fuzz.oracle.attribution import own
+from amp_fuzz.oracle.attribution import NONE, own
 from amp_fuzz.oracle.judge import Explanation, Judge
 from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.records.schema import OWN
@@ -92,7 +92,7 @@ class Explainer:
             return ""
         alone = [[entry] for entry in acting] if len(acting) > 1 else []
         for chosen in ([*acting], *alone) if acting else ():
-            now = imitated(trial, _names(chosen))
+            now = replace(imitated(trial, _names(chosen)), own=NONE)  # asked anew, of all values
             left = None if now.raises_another() else now.compare()
             if left is None:
                 continue

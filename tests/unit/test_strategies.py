@@ -261,7 +261,7 @@ PLANS = [
     ("transform", "grad"), ("transform", "vmap"), ("transform", "vmap_grad"),
     ("reuse", "graph"), ("reuse", "region"), ("later", ((),)), ("later", ((F16,),)),
     ("later", ((Autocast(enabled=False),),)), ("later", ((NoGrad(), BF16),)),
-    ("later", ((AutocastDType("float16"), BF16),)), ("later", ((F16,), (F16,))),
+    ("later", ((AutocastDType("float16"),),)), ("later", ((F16,), (F16,))),
 ]  # fmt: skip
 
 

@@ -22,7 +22,7 @@ print([y.dtype for y in program(x, x)])  # float16 twice; right are float16 and 
 print([y.dtype for y in program(x, x.clone().requires_grad_())])  # float32 twice
 ```
 
-**What torch does** (2.13.0), from stage `aot_eager` on. A region is traced once for all calls whose
+**What torch does** (2.9.1 to 2.15.0), from stage `aot_eager` on. A region is traced once for all calls whose
 inputs are alike, whatever autocast and grad mode are around them. Without gradients the first call
 decides. With gradients autocast is on or off as around the last call, and the dtype is the device's
 default: two calls under `autocast("cpu", dtype=torch.float16)` are computed in bfloat16 while one
@@ -55,7 +55,7 @@ for dtype in torch.bfloat16, torch.float16:
     print(program(torch.ones(2, 2)).dtype)  # bfloat16 twice; right are bfloat16 and float16
 ```
 
-**What torch does** (2.13.0), from stage `aot_eager` on. dynamo guards what autocast is on and in
+**What torch does** (2.7.1 to 2.15.0), from stage `aot_eager` on. dynamo guards what autocast is on and in
 which dtype, where it is on. A context in the program that names no dtype reads the default when it
 is traced, and nothing guards that.
 
@@ -91,7 +91,7 @@ BUGS = (
         what="a nested compiled region is entered under the autocast state of another of its calls",
         why="it is traced once for all calls whose inputs are alike, whatever state is around them",
         torch=">=2.8",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=("compile[*",),
         kinds=(
             *("dtype", "value", "nonfinite", "range", "precision", "raise"),
@@ -130,7 +130,7 @@ BUGS = (
         why="the default is read when the context is traced, and nothing guards it",
         link="https://github.com/pytorch/pytorch/pull/191110",
         torch=">=2.7",
-        seen="2.13.0",
+        seen="2.15.0",
         backends=("compile[aot_*", "compile[inductor*"),
         imitation=Imitation(rewrite=_as_at_first, applies=lambda case: _as_at_first(case) != case),
         examples=(
