@@ -154,6 +154,27 @@ def test_of_a_case_with_both_autocasts_part_is_reported() -> None:
     assert judged(mine, one, [known("mm")]).outcome == "backend"
 
 
+def test_of_what_an_imitated_bug_leaves_all_may_be_the_backends() -> None:
+    """Its own part shows at one value at first, and at another once the bug is imitated."""
+    how: dict[str, Any] = {"stride": [1], "padding": [0], "dilation": [1], "groups": 1}
+    layer = call("Conv1d", "x0", "w1", None, form="module", inner=1, made=1, mode="zeros", **how)
+    one = case(
+        [x("x0", 1, 1, 3), x("w1", 1, 1, 2), x("x2", 2)],
+        layer,
+        call("neg", "x2", to="v1"),
+        backward="none",
+    )
+
+    def fault(one: Case, seen: Observation) -> None:
+        seen.values["v0"] = EagerBackend("cpu").observe(bare(one)).values["v0"]
+        times(2, "v0", "v1")(one, seen)
+
+    bug = Known("bug", "a bug", "of a composite op", quirk="torchax-composites")
+    verdict = judged(fault, one, [bug])
+    assert (verdict.outcome, verdict.known) == ("known", "bug+backend")
+    assert judged(under_autocast(fault), one, [bug]).outcome == "diverged"
+
+
 def test_a_gradient_is_a_label_of_its_own() -> None:
     one = case([*SQUARES, x("w2", 2, 2)], MM, call("neg", "w2", to="v1"))
     fault = both(times(2, "w1.grad"), under_autocast(times(2, "w2.grad")))
