@@ -32,6 +32,7 @@ from amp_fuzz.oracle.compare import same
 from amp_fuzz.strategies.drawing import draw_case
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.registry import BUGS
 from tests.helpers import FAULT, Run, needs_torch
 
 BFLOAT16 = Autocast(dtype="bfloat16")
@@ -115,6 +116,9 @@ def backend(name: str) -> Backend:
 # -- known upstream bugs --------------------------------------------------------------------------
 
 
+REUSED = ("compile-region-state", "compile-default-dtype")
+
+
 @pytest.mark.parametrize(
     ("known", "case", "name"),
     [
@@ -122,6 +126,7 @@ def backend(name: str) -> Backend:
         ("cache-ignores-dtype", NESTED, "eager-cpu"),
         ("custom-fwd-setup-context", planned(entry="setup_context"), "eager-cpu"),
         ("custom-op-weight-cache", planned(entry="custom_op", calls=2), "eager-cpu"),
+        *((name, BUGS[name].examples[0].case, "compile[aot_eager]") for name in REUSED),
         ("custom-op-body-off", planned(entry="custom_op"), "compile[aot_eager]"),
         ("custom-op-body-off", planned(entry="custom_op", backward="none"), "fake-cuda"),
         ("transform-before-autocast", LINEAR, "eager-cpu"),
