@@ -178,7 +178,8 @@ def tested(python: Path, words: list[str]) -> Row:
 def page(result: Row) -> str:
     """Return the tables of the page."""
     lines = ["\n## Honest runs\n"]
-    lines.append("| torch | Python | backend | cases | agreed | raised | own | known | unexplained |")
+    columns = "torch | Python | backend | cases | agreed | raised | own | known | unexplained"
+    lines.append(f"| {columns} |")
     lines.append("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | --- |")
     for row in result.get("runs", ()):
         new = ", ".join(f"{count} `{what}`" for what, count in row["unexplained"].items()) or "0"

@@ -19,10 +19,11 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from amp_fuzz.backends import Backend, Configurable, Precise, accelerator, backends
-from amp_fuzz.backends.base import caches, kernels_of, mixes, recipes_of, supports
+from amp_fuzz.backends.base import caches, facts_of, kernels_of, mixes, recipes_of, supports
 from amp_fuzz.backends.dispatcher import kernels
 from amp_fuzz.backends.harness import quiet
-from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.case import Case, Plan
+from amp_fuzz.cases.program import Program
 from amp_fuzz.catalogue import CATALOGUE, Op, select
 from amp_fuzz.findings.examination import Met, examine
 from amp_fuzz.findings.groups import Groups
@@ -587,6 +588,9 @@ class Aims:
         return tuple(aim for aim in self._queue if aim[0] not in self.reached)
 
 
+_AGAIN = Case(Program((), (), ()), Plan(later=((),)))
+
+
 def draw(task: Task, settings: Settings, *, aims: Aims | None = None) -> Iterator[Case]:
     """Yield the cases of a task, aimed ones first.
 
@@ -601,6 +605,11 @@ def draw(task: Task, settings: Settings, *, aims: Aims | None = None) -> Iterato
     backend = backends()[task.backend]
     ops = runnable(select(settings.ops or ("*",)), backend)
     varies = backend.values and backend.exact and bool(kernels_of(backend))
+    again = 12  # of so many cases, one calls its program again; a compiler keeps code between calls
+    if not backend.fit(_AGAIN).plan.later:
+        again = 0
+    elif facts_of(backend).compiles:
+        again = 3
 
     def drawn(focus: Sequence[Op], *which: object) -> Case:
         return draw_case(
@@ -617,6 +626,7 @@ def draw(task: Task, settings: Settings, *, aims: Aims | None = None) -> Iterato
             mixed=MIXED if mixes(backend) else 0,
             recipes=recipes_of(backend),
             caches=caches(backend),
+            again=again,
         )
 
     count = 0

@@ -488,6 +488,7 @@ def draw_case(
     mixed: int = 0,
     recipes: Sequence[FP8] = (),
     caches: bool = False,
+    again: int = 8,
 ) -> Case:
     """Draw a case for a device type.
 
@@ -496,7 +497,8 @@ def draw_case(
     mixed: of so many cases, one gets CPU tensors beside those of the device, if its program can
     have any; 0: none does. All of these are drawn last, so that everything else stays the same.
     recipes: the FP8 regions that programs may have. caches: whether FP8 layers may keep their
-    quantised weights.
+    quantised weights. again: of so many cases, one calls its program again under other contexts;
+    0: none does.
     """
     plan = draw_plan(source, device, trains=trains)
     if plan.transform != "none" and ops is not None and not _transformable(ops):
@@ -515,7 +517,7 @@ def draw_case(
         case = case.with_plan(deterministic=True)
     if settings:
         case = case.with_plan(settings=_settings(source, settings))
-    if not recipes and integer(source, _REUSED) == _REUSED - 1:
+    if again and not recipes and integer(source, again) == again - 1:
         if not focus and (lowered := _lowered(ops, device)):  # what shows the state of a call
             program, values = _drawn(source, device, plan, ops, lowered, None, statements, fused)
             case = msgspec.structs.replace(case, program=program)
@@ -527,7 +529,6 @@ def draw_case(
 
 
 Low: TypeAlias = Literal["bfloat16", "float16"]
-_REUSED = 8  # of so many cases, one calls its program again under other contexts
 _REUSES: tuple[Reuse, ...] = ("calls", "graph", "region", "region")
 
 
