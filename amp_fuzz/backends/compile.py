@@ -111,7 +111,8 @@ class CompileBackend(TorchRepros, TorchBackend):
         of a custom op must not look at values, and its backward must be traceable, which that of a
         reentrant checkpoint is not (`torch.library.register_fake`, `register_autograd`). A frozen
         program only infers, and calls no custom op: its weights would be the op's arguments. Nested
-        regions need AOTAutograd.
+        regions need AOTAutograd. One backward pass of calls under several contexts cannot be under
+        the autocast of each forward, which is what AOTAutograd takes if it is told nothing.
         """
         if self.freezing and case.plan.entry in CUSTOM_OPS:
             case = case.with_plan(entry="context")
@@ -121,6 +122,8 @@ class CompileBackend(TorchRepros, TorchBackend):
             case = _opaque(case)
         if self.rung != "eager" and case.plan.second == "double":
             case = case.with_plan(second="retain")
+        if case.plan.later and (not self.told or holds("<2.9")):
+            case = case.with_plan(backward="none")
         nests = self.rung != "eager" and hasattr(torch.compiler, "nested_compile_region")
         if case.plan.reuse == "region" and not nests:
             case = case.with_plan(reuse="graph")

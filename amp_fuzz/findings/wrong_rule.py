@@ -181,7 +181,7 @@ def _around(case: Case, **fields: object) -> Case:
 
 
 def _backward(case: Case, how: str) -> Case:
-    if case.plan.backward == "none":
+    if case.plan.backward == "none" or case.plan.later:  # one backward pass is of several calls
         return case
     return case.with_plan(backward=how, backward_context=None)
 

@@ -508,22 +508,20 @@ def draw_case(
     program, values = _drawn(
         source, device, plan, ops, focus, form, statements, fused, recipes, caches
     )
-    seed = integer(source, 0x10000)
-    if precisions:
-        precision = precisions[integer(source, len(precisions))]
-        plan = msgspec.structs.replace(plan, precision=precision)
-    case = Case(program, plan, seed)
-    if varies and integer(source, 4) == 3:
-        case = case.with_plan(deterministic=True)
-    if settings:
-        case = case.with_plan(settings=_settings(source, settings))
+    case = Case(program, plan, integer(source, 0x10000))
     if again and not recipes and integer(source, again) == again - 1:
         if not focus and (lowered := _lowered(ops, device)):  # what shows the state of a call
             program, values = _drawn(source, device, plan, ops, lowered, None, statements, fused)
             case = msgspec.structs.replace(case, program=program)
         case = _again(source, case, device)
+    if precisions:
+        case = case.with_plan(precision=precisions[integer(source, len(precisions))])
+    if varies and integer(source, 4) == 3:
+        case = case.with_plan(deterministic=True)
+    if settings:
+        case = case.with_plan(settings=_settings(source, settings))
     if mixed and integer(source, mixed) == mixed - 1:
-        plan, program = with_cpu_tensors(source, case.plan, program, values)
+        plan, program = with_cpu_tensors(source, case.plan, case.program, values)
         case = msgspec.structs.replace(case, plan=plan, program=program)
     return case
 
@@ -567,9 +565,6 @@ def _again(source: Bytes, case: Case, device: str) -> Case:
         backward="none" if plan.backward == "none" else "outside",
         later=tuple(around),
         reuse=reuse,
-        precision=plan.precision,
-        deterministic=plan.deterministic,
-        settings=plan.settings,
     )
     return msgspec.structs.replace(case, plan=made, program=program)
 

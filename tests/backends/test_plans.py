@@ -66,3 +66,24 @@ def test_plans_mean_what_they_mean_in_eager(backend: str, plan: dict[str, Any]) 
     with quiet():
         verdict = judge_of(backends()[backend], shipped()).judge(example)
     assert verdict.outcome == "agreed", verdict.divergence
+
+
+@pytest.mark.parametrize(
+    ("backend", "reuse", "fitted"),
+    [
+        ("compile[aot_eager]", "region", {"reuse": "region", "backward": "outside"}),
+        ("compile[eager]", "region", {"reuse": "graph"}),
+        ("compile[aot_eager+default]", "graph", {"reuse": "graph", "backward": "none"}),
+        ("compile[inductor+freezing]", "graph", {"reuse": "calls", "backward": "none"}),
+        ("export", "graph", {"reuse": "calls", "later": ()}),
+        ("script", "graph", {"reuse": "calls", "later": ()}),
+    ],
+)
+def test_a_backend_gets_the_later_calls_that_it_can_make(
+    backend: str, reuse: str, fitted: dict[str, Any]
+) -> None:
+    needs_torch(">=2.9")
+    example = case([x("w0", 2, 2)], call("mm", "w0", "w0"), later=((F16,),), reuse=reuse)
+    plan = backends()[backend].fit(example).plan
+    plan.check()
+    assert {name: getattr(plan, name) for name in fitted} == fitted

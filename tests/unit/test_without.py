@@ -17,6 +17,7 @@ from amp_fuzz.upstream.remedies import WITHOUT
 
 PARTS: Mapping[str, Callable[[], object]] = {
     "elided-casts": lambda: importlib.import_module("torch._inductor.compile_fx").compile_fx,
+    "nested-regions": lambda: getattr(torch.compiler, "nested_compile_region", None),
     "promised-dtypes": lambda: CustomOpDef.register_fake,
     "stopped-checkpoints": lambda: torch.utils.checkpoint._enable_checkpoint_early_stop,
 }
