@@ -17,7 +17,8 @@ pytestmark = pytest.mark.thorough
 
 def row(torch: str, backend: str, **more: Any) -> dict[str, Any]:
     made = {"torch": torch, "python": "3.11.7", "backend": backend, "cases": 10000}
-    return {**made, "diverging": 3, "unexplained": {}, **more}
+    counts = {"agreed": 9980, "raised": 14, "own": 1, "known": 5}
+    return {**made, **counts, "unexplained": {}, **more}
 
 
 def test_a_row_takes_the_place_of_an_earlier_one_of_the_same_torch_and_backend() -> None:
@@ -31,9 +32,11 @@ def test_unexplained_divergences_and_failed_tests_are_named() -> None:
     tests = {"torch": "2.7.1", "python": "3.11.7", "folders": "tests/unit"}
     tests |= {"result": "1 failed, 2 passed", "failed": ["tests/unit/test_a.py::test_b"]}
     text = page({"runs": [row("2.7.1", "trace", unexplained={"raise mm": 2})], "tests": [tests]})
-    assert "| 2.7.1 | 3.11.7 | `trace` | 10,000 | 3 | 2 `raise mm` |" in text
+    assert "| `trace` | 10,000 | 9,980 | 14 | 1 | 5 | 2 `raise mm` |" in text
     assert "| `tests/unit` | 1 failed, 2 passed | `tests/unit/test_a.py::test_b` |" in text
-    assert "| 3 | 0 |" in page({"runs": [row("2.7.1", "trace")]})
+    assert "| 1 | 5 | 0 |" in page({"runs": [row("2.7.1", "trace")]})
+    before = {k: v for k, v in row("2.7.1", "trace").items() if k != "own"}
+    assert "| 14 |  | 5 | 0 |" in page({"runs": [before]})  # when nobody asked
 
 
 def test_a_case_that_ended_its_process_counts(tmp_path: Path) -> None:
@@ -49,4 +52,5 @@ def test_a_case_that_ended_its_process_counts(tmp_path: Path) -> None:
     writer.write(unanswered("fake-mtia", "crash", crash, "the worker died", "all", "exp"))
     writer.close()
     (found,) = rows(store, "r")
-    assert (found["cases"], found["diverging"], found["unexplained"]) == (2, 1, {"crash exp": 1})
+    assert (found["cases"], found["agreed"], found["unexplained"]) == (2, 1, {"crash exp": 1})
+    assert (found["own"], found["known"]) == (0, 0)
