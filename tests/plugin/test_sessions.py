@@ -319,7 +319,10 @@ def test_an_interrupt_keeps_the_records_and_sums_up(
     )
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline and process.poll() is None:
-        if any(path.stat().st_size for path in Path(".amp-fuzz").rglob("records-*.jsonl")):
+        # In the item of 100,000 cases: between two items, pytest 9.2 itself may fail, since on
+        # Python 3.11 an interrupt can come in no line, and its traceback needs one.
+        found = Path(".amp-fuzz").rglob("records-*.jsonl")
+        if sum(path.read_text().count("\n") for path in found) > 6:
             break
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
