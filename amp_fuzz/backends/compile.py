@@ -111,8 +111,9 @@ class CompileBackend(TorchRepros, TorchBackend):
         of a custom op must not look at values, and its backward must be traceable, which that of a
         reentrant checkpoint is not (`torch.library.register_fake`, `register_autograd`). A frozen
         program only infers, and calls no custom op: its weights would be the op's arguments. Nested
-        regions need AOTAutograd. One backward pass of calls under several contexts cannot be under
-        the autocast of each forward, which is what AOTAutograd takes if it is told nothing.
+        regions need AOTAutograd. If AOTAutograd is told nothing, each backward graph has the
+        autocast of its forward, and one backward pass of several graphs has several: it is left
+        out.
         """
         if self.freezing and case.plan.entry in CUSTOM_OPS:
             case = case.with_plan(entry="context")
@@ -122,13 +123,14 @@ class CompileBackend(TorchRepros, TorchBackend):
             case = _opaque(case)
         if self.rung != "eager" and case.plan.second == "double":
             case = case.with_plan(second="retain")
-        if case.plan.later and (not self.told or holds("<2.9")):
-            case = case.with_plan(backward="none")
         nests = self.rung != "eager" and hasattr(torch.compiler, "nested_compile_region")
         if case.plan.reuse == "region" and not nests:
             case = case.with_plan(reuse="graph")
         if self.freezing:
             case = case.with_plan(reuse="calls")
+        untold = not self.told or holds("<2.9")
+        if case.plan.later and case.plan.reuse == "calls" and untold:
+            case = case.with_plan(backward="none")
         return case.with_plan(transform="none")
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:

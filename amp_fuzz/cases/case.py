@@ -136,14 +136,14 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     settings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        contexts = _around(self.contexts)
+        contexts = _shown(self.contexts)
         words = []
         for field in msgspec.structs.fields(self):
             value = getattr(self, field.name)
             if field.name != "contexts" and value != field.default:
                 shown = show_context(value) if isinstance(value, Autocast) else value
                 shown = f"({'; '.join(value)})" if field.name == "settings" else shown
-                shown = f"({'; '.join(map(_around, value))})" if field.name == "later" else shown
+                shown = f"({'; '.join(map(_shown, value))})" if field.name == "later" else shown
                 words.append(f"{field.name}={shown}")
         return ", ".join([contexts, *words])
 
@@ -199,7 +199,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.transform in ("grad", "vmap_grad")
 
 
-def _around(contexts: Sequence[Around]) -> str:
+def _shown(contexts: Sequence[Around]) -> str:
     return " > ".join(map(show_context, contexts)) or "bare"
 
 
@@ -313,7 +313,7 @@ def bare(case: Case) -> Case:
     )
 
 
-def calls(case: Case) -> dict[str, Case]:
+def each_call(case: Case) -> dict[str, Case]:
     """Return each call of a case with later ones alone, by the prefix of its labels."""
     around: dict[str, tuple[Around, ...]] = {"": case.plan.contexts}
     around |= {f"later{i}.": contexts for i, contexts in enumerate(case.plan.later)}
@@ -331,10 +331,11 @@ def _call(case: Case, around: tuple[Around, ...]) -> Case:
 
 
 def _named(case: Case, dtype: str) -> Case:
-    """Return the case with a dtype named by each autocast context that names none."""
+    """Return the case with a dtype for each context of the device under test that names none."""
 
     def named(context: Autocast) -> Autocast:
-        return context if context.dtype else msgspec.structs.replace(context, dtype=dtype)
+        other = context.dtype or context.device
+        return context if other else msgspec.structs.replace(context, dtype=dtype)
 
     return _changed(case, named)
 

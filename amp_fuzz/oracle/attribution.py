@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from amp_fuzz.backends.harness import Observation
-from amp_fuzz.cases.case import Case, calls
+from amp_fuzz.cases.case import Case, each_call
 from amp_fuzz.cases.program import FP8, Autocast, Node, Statement, regions
 from amp_fuzz.oracle.compare import Divergence, same
 from amp_fuzz.oracle.errors import alike
@@ -116,7 +116,7 @@ def _by_call(trial: Trial) -> Own:
     state = _parts(trial.observed) - _parts(trial.expected)
     left = state - _parts(trial.bare().observed)
     gradients, alike = set[str](), True
-    for prefix, case in calls(trial.case).items():
+    for prefix, case in each_call(trial.case).items():
         alone = trial.beside(case, trial.refer(case))
         found = alone.compare()
         part = NONE if found is None else own(alone, found)

@@ -32,7 +32,7 @@ from amp_fuzz.catalogue.core import Kind, Op, Out, Value, broadcasts
 from amp_fuzz.catalogue.writes import shares
 from amp_fuzz.strategies.choices import Bytes, digits, integer
 
-__all__ = ["FORMS", "Frame", "Palette", "ProgramBuilder"]
+__all__ = ["FORMS", "Frame", "Palette", "ProgramBuilder", "policy_of"]
 
 Shape = tuple[int, ...]
 Rank = int | tuple[int, int] | None
@@ -109,6 +109,12 @@ class _Traits:
             return last
         i = self.at_hand // 8 % (len(found) + 1)
         return found[i - 1] if i else None
+
+
+def policy_of(op: Op, policies: Mapping[str, str]) -> str | None:
+    """Return the policy of an op, from those of overloads; None if autocast does not know it."""
+    names = (name.removeprefix("aten::") for name in op.overloads)
+    return next((policies[name] for name in names if name in policies), None)
 
 
 @dataclass(slots=True)
@@ -198,10 +204,9 @@ class ProgramBuilder:
         self.values = [replace(v, requires_grad=True) if v.name == name else v for v in self.values]
 
     def _policy(self, op: Op) -> str | None:
-        if not (self.frame.autocast and op.overloads) or self.form in ("inplace", "out"):
+        if not self.frame.autocast or self.form in ("inplace", "out"):
             return None
-        names = (name.removeprefix("aten::") for name in op.overloads)
-        return next((self.policies[name] for name in names if name in self.policies), None)
+        return policy_of(op, self.policies)
 
     def _result(self, op: Op, arguments: Sequence[Value]) -> str:
         """Return the floating dtype that the call computes in, according to the policy table."""

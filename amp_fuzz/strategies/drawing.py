@@ -36,7 +36,7 @@ from amp_fuzz.cases.program import (
 from amp_fuzz.cases.settings import SETTINGS
 from amp_fuzz.catalogue import CATALOGUE, Op
 from amp_fuzz.policies.tables import PolicyTable, load_table
-from amp_fuzz.strategies.builder import FORMS, Frame, Palette, ProgramBuilder
+from amp_fuzz.strategies.builder import FORMS, Frame, Palette, ProgramBuilder, policy_of
 from amp_fuzz.strategies.choices import Bytes, digits, integer
 from amp_fuzz.strategies.idioms import IDIOMS, Idiom, stages
 from amp_fuzz.strategies.placing import Values, with_cpu_tensors
@@ -532,11 +532,8 @@ _REUSES: tuple[Reuse, ...] = ("calls", "graph", "region", "region")
 
 def _lowered(ops: Sequence[Op] | None, device: str) -> list[Op]:
     """Return the ops that autocast runs in 16 bits on a device type."""
-    rules = _policies(device)
     pool = usable(CATALOGUE.values(), device) if ops is None else ops
-    names = {op.name: [name.removeprefix("aten::") for name in op.overloads] for op in pool}
-    found = {op: next((rules[n] for n in names[op] if n in rules), "") for op in names}
-    return [op for op in pool if found[op.name] == "lower_precision_fp"]
+    return [op for op in pool if policy_of(op, _policies(device)) == "lower_precision_fp"]
 
 
 def _again(source: Bytes, case: Case, device: str) -> Case:

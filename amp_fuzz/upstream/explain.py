@@ -18,6 +18,7 @@ from amp_fuzz.upstream.evidence import Imitated, Left, Listed, Remedied
 from amp_fuzz.upstream.imitate import asking, imitated
 from amp_fuzz.upstream.known import Known
 from amp_fuzz.upstream.registry import may
+from amp_fuzz.upstream.remedies import has
 from amp_fuzz.upstream.roundings import EXCESS, left_out
 from amp_fuzz.upstream.search import smallest
 
@@ -115,7 +116,8 @@ class Explainer:
         """Return the id of the entry whose library makes the difference, and of others, or ""."""
         ops = [s.op for s in statements(trial.case.program.body)]
         entries = self.listed.speaking(trial, found, ops)
-        remedies = (Remedied(k, self.ids) for k in entries if k.without)
+        entries = (k for k in entries if k.without and has(trial.case, k.without))
+        remedies = (Remedied(k, self.ids) for k in entries)
         return next(filter(None, (remedy.explains(trial, found) for remedy in remedies)), "")
 
 

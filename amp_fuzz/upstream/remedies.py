@@ -7,9 +7,10 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+from amp_fuzz.cases.case import Case
 from amp_fuzz.patching import patched
 
-__all__ = ["WITHOUT"]
+__all__ = ["WITHOUT", "has"]
 
 
 def _compiled_with(name: str, value: Any) -> AbstractContextManager[None]:
@@ -88,3 +89,8 @@ WITHOUT: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "stopped-checkpoints": _without_stopped_checkpoints,
 }
 """How to run torch without what a known entry blames."""
+
+
+def has(case: Case, part: str) -> bool:
+    """Return whether a case may have a part: without one that it has not, it is only run again."""
+    return part != "nested-regions" or case.plan.reuse == "region"

@@ -73,7 +73,8 @@ def test_plans_mean_what_they_mean_in_eager(backend: str, plan: dict[str, Any]) 
     [
         ("compile[aot_eager]", "region", {"reuse": "region", "backward": "outside"}),
         ("compile[eager]", "region", {"reuse": "graph"}),
-        ("compile[aot_eager+default]", "graph", {"reuse": "graph", "backward": "none"}),
+        ("compile[aot_eager+default]", "graph", {"reuse": "graph", "backward": "outside"}),
+        ("compile[aot_eager+default]", "calls", {"reuse": "calls", "backward": "none"}),
         ("compile[inductor+freezing]", "graph", {"reuse": "calls", "backward": "none"}),
         ("export", "graph", {"reuse": "calls", "later": ()}),
         ("script", "graph", {"reuse": "calls", "later": ()}),

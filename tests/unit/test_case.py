@@ -23,6 +23,7 @@ from amp_fuzz.cases.case import (
     CaseError,
     Plan,
     bare,
+    each_call,
     load,
     loads,
     map_autocast,
@@ -31,6 +32,7 @@ from amp_fuzz.cases.case import (
 from amp_fuzz.cases.literals import bits_of, numbers
 from amp_fuzz.cases.program import (
     Autocast,
+    AutocastDType,
     Checkpoint,
     DType,
     Float,
@@ -357,6 +359,27 @@ def test_a_plan_that_cannot_be_driven_is_refused(plan: Plan, said: str) -> None:
     with pytest.raises(ProgramError) as caught:
         plan.check()
     assert said in str(caught.value)
+
+
+def test_each_call_alone_has_what_is_around_it() -> None:
+    other = Autocast(device="cpu")
+    one = case(
+        [x("x0", 2, 2)],
+        under(Autocast(), under(other, call("mm", "x0", "x0"))),
+        contexts=(F16,),
+        later=((), (NoGrad(), BF16), (AutocastDType("float16"),)),
+        reuse="region",
+    )
+    first, second, third, fourth = each_call(one).values()
+    assert first == case(one.program.inputs, *one.program.body, contexts=(F16,))
+    assert second.plan == Plan(contexts=())
+    assert (third.plan.contexts, third.program.body) == (
+        (BF16,),
+        (under(NoGrad(), *one.program.body),),
+    )
+    # A default dtype is of one device.
+    assert list(regions(fourth.program.body)) == [F16, other]
+    assert list(each_call(one)) == ["", "later0.", "later1.", "later2."]
 
 
 @given(st.sampled_from(["cpu", "cuda", "mtia"]).flatmap(lambda d: plans(device=d)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,6 +17,8 @@ from amp_fuzz.oracle import Divergence
 from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.evidence import Remedied
+from amp_fuzz.upstream.explain import Explainer
+from amp_fuzz.upstream.known import Known
 from tests.helpers import WrongKernel, call, case, eager, x
 
 CASE = case([x("x0", 4, 4)], call("neg", "x0"), contexts=())
@@ -53,6 +56,19 @@ def test_what_is_left_without_a_part_must_repeat_and_be_known(wrong: list[bool],
 def test_what_is_left_without_a_part_and_not_known_is_not_explained() -> None:
     backend = Changing(eager(), "neg", always=True, wrong=iter([False, True, True]))
     assert not Remedied(GAP, lambda trial, found: "").explains(Trial.of(CASE, backend), CHANGES)
+
+
+@pytest.mark.parametrize("reuse", ["graph", "region"])
+def test_a_part_that_a_case_does_not_have_explains_nothing(reuse: str) -> None:
+    """Run again, it may agree by chance."""
+    entry = Known("gap", "a bug", "why", kinds=("bitwise",), ops=("*",), without="nested-regions")
+    wrong = chain([True], repeat(False))
+    one = case([x("x0", 4, 4)], call("neg", "x0"), contexts=(), later=((),), reuse=reuse)
+    trial = Trial.of(one, Changing(eager(), "neg", always=True, wrong=wrong))
+    found = trial.compare()
+    assert found is not None
+    known = Explainer((entry,))(trial, found, confirmed=True).known
+    assert known == ("gap" if reuse == "region" else "")
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,9 @@ class FuzzItem(pytest.Item):
                 for event in self.run.work(self._tasks()):
                     outcome.add(event)
                     if interrupted():
-                        raise KeyboardInterrupt
+                        break
+                if interrupted():
+                    raise KeyboardInterrupt
             outcome.reason = "stopped" if outcome.cut else "done"
         except KeyboardInterrupt:
             outcome.reason = "interrupted"
