@@ -3,6 +3,7 @@
 import gc
 import signal
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,7 +18,7 @@ from amp_fuzz.interfaces.plugin import items
 from amp_fuzz.interfaces.plugin.items import FuzzItem, Job, jobs, show_finding, store_option
 from amp_fuzz.records.schema import unanswered
 from amp_fuzz.records.store import Store, StoreError, Writer
-from amp_fuzz.runs.engine import Settings, Task, draw
+from amp_fuzz.runs.engine import Event, Settings, Task, draw
 from tests.helpers import needs_fork
 
 pytest_plugins = ["pytester"]
@@ -73,14 +74,14 @@ def test_a_backend_that_takes_all_its_time_leaves_others_their_share() -> None:
     assert spent == pytest.approx({"eager-cpu": 30.0, "fake-xpu": 30.0, "fake-cuda": 30.0})
 
 
+class Swallows:
+    def __del__(self) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
 def test_an_interrupt_that_a_callback_swallowed_is_still_noticed() -> None:
     """Exceptions go no further than a callback of the garbage collector, or a finaliser."""
-
-    class Swallows:
-        def __del__(self) -> None:
-            with pytest.raises(KeyboardInterrupt):
-                signal.raise_signal(signal.SIGINT)
-
     before = signal.getsignal(signal.SIGINT)
     with items._interrupts() as interrupted:
         assert not interrupted()
@@ -88,6 +89,23 @@ def test_an_interrupt_that_a_callback_swallowed_is_still_noticed() -> None:
         gc.collect()
         assert interrupted()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupt_that_was_swallowed_after_the_last_case_is_still_noticed() -> None:
+    ends: list[Any] = []
+
+    def work(tasks: Sequence[Task]) -> Iterator[Event]:
+        Swallows()
+        gc.collect()
+        yield from ()
+
+    run = SimpleNamespace(settings=SETTINGS, begin=int, work=work)
+    run.write = lambda record: ends.append(record.reason)
+    item = FuzzItem.__new__(FuzzItem)
+    item.run, item.job, item.user_properties = cast("Any", run), Job("eager-cpu", "all", ()), []
+    with pytest.raises(KeyboardInterrupt):
+        item.runtest()
+    assert ends == ["interrupted"]
 
 
 def test_an_item_without_cases_fails(
