@@ -92,20 +92,19 @@ def test_an_interrupt_that_a_callback_swallowed_is_still_noticed() -> None:
 
 
 def test_an_interrupt_that_was_swallowed_after_the_last_case_is_still_noticed() -> None:
-    ends: list[Any] = []
+    ends = list[Any]()
 
     def work(tasks: Sequence[Task]) -> Iterator[Event]:
         Swallows()
         gc.collect()
         yield from ()
 
-    run = SimpleNamespace(settings=SETTINGS, begin=int, work=work)
-    run.write = lambda record: ends.append(record.reason)
+    run = SimpleNamespace(settings=SETTINGS, begin=int, work=work, write=ends.append)
     item = FuzzItem.__new__(FuzzItem)
     item.run, item.job, item.user_properties = cast("Any", run), Job("eager-cpu", "all", ()), []
     with pytest.raises(KeyboardInterrupt):
         item.runtest()
-    assert ends == ["interrupted"]
+    assert [end.reason for end in ends] == ["interrupted"]
 
 
 def test_an_item_without_cases_fails(
