@@ -465,3 +465,48 @@ def test_a_gradient_of_several_calls_is_the_backends_if_it_is_that_of_one_of_the
     one = case(SQUARES, MM, later=AROUND)
     assert judged(times(2, "w1.grad"), one).outcome == "backend"
     assert judged(under_autocast(times(2, "w1.grad")), one).outcome == "diverged"
+
+
+def of_several(several: Fault, alone: Fault) -> Own:
+    """Return what is the backend's own of `SEVERAL`, with faults in it and in each call alone."""
+
+    def fault(one: Case, seen: Observation) -> None:
+        if not one.plan.later:
+            alone(one, seen)
+        elif uses_autocast(one):
+            several(one, seen)
+
+    trial = Trial.of(SEVERAL, Faulty("cpu", fault=fault))
+    found = trial.compare()
+    assert found is not None
+    return own(trial, found)
+
+
+def test_a_call_that_is_wrong_alone_must_be_wrong_in_the_same_bits() -> None:
+    label = "later0.v1"
+    assert of_several(times(2, label), times(2, "v1")).labels == {label}
+    assert of_several(times(3, label), times(2, "v1")) == attribution.NONE
+
+
+def test_an_error_of_one_call_may_be_that_of_all() -> None:
+    assert of_several(raising("no kernel"), raising("no kernel")).raises
+    assert not of_several(raising("no kernel"), raising("no memory")).raises
+
+
+def test_a_gradient_is_one_calls_own_only_if_each_value_is_what_its_call_gives() -> None:
+    one = case(SQUARES, MM, later=AROUND)
+    gradient = times(2, "w1.grad")
+
+    def own_of(several: Fault) -> frozenset[str]:
+        def fault(one: Case, seen: Observation) -> None:
+            (several if one.plan.later and uses_autocast(one) else gradient)(one, seen)
+            if one.plan.later and not uses_autocast(one):
+                times(0.5, "w1.grad")(one, seen)
+
+        trial = Trial.of(one, Faulty("cpu", fault=fault))
+        found = trial.compare()
+        assert found is not None
+        return own(trial, found).labels
+
+    assert own_of(gradient) == {"w1.grad"}
+    assert own_of(both(gradient, times(2, "later0.v0"))) == frozenset()

@@ -38,6 +38,11 @@ def body(made: Case) -> list[str]:
     return [line.strip().replace("v9000000", "a") for line in lines[begin:-1]]
 
 
+def test_calls_that_are_cast_in_different_ways_have_no_explicit_program() -> None:
+    assert explicit(case(SQUARES, MM, later=((F16,),))) is None
+    assert explicit(case(SQUARES, MM)) is not None
+
+
 @pytest.mark.parametrize(
     ("one", "lines"),
     [

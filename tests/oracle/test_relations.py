@@ -398,3 +398,14 @@ def test_a_variant_that_is_the_case_itself_is_not_run_again() -> None:
     one = msgspec.structs.replace(CASE, seed=checkpointed)
     assert Judge(Counting("cpu")).judge(one).outcome == "agreed"
     assert [c.plan.checkpoint for c in ran] == ["none", "non_reentrant"]
+
+
+@pytest.mark.parametrize("name", RELATIONS)
+def test_variants_of_a_program_that_is_called_again_can_be_driven(name: str) -> None:
+    later = (Autocast(enabled=False),), (NoGrad(), F16)
+    of = msgspec.structs.replace(CASE, plan=Plan(later=later, reuse="graph"))
+    pair = RELATIONS[name].pair(of)
+    assert (pair is not None) == (name in ("cache", "disabled"))
+    for variant in pair or ():
+        variant.plan.check()
+    assert judged(name, of) is None

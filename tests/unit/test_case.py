@@ -28,6 +28,7 @@ from amp_fuzz.cases.case import (
     loads,
     map_autocast,
     single,
+    uses_autocast,
 )
 from amp_fuzz.cases.literals import bits_of, numbers
 from amp_fuzz.cases.program import (
@@ -359,6 +360,12 @@ def test_a_plan_that_cannot_be_driven_is_refused(plan: Plan, said: str) -> None:
     with pytest.raises(ProgramError) as caught:
         plan.check()
     assert said in str(caught.value)
+
+
+def test_a_later_call_may_be_the_only_one_under_autocast() -> None:
+    plain = case([x("x0", 2, 2)], call("mm", "x0", "x0"), contexts=())
+    assert uses_autocast(plain.with_plan(later=((), (NoGrad(), F16))))
+    assert not uses_autocast(plain.with_plan(later=((NoGrad(),), (AutocastDType("float16"),))))
 
 
 def test_each_call_alone_has_what_is_around_it() -> None:

@@ -14,6 +14,7 @@ from amp_fuzz.backends.source import argument, case_source, driver_source, progr
 from amp_fuzz.cases.case import loads
 from amp_fuzz.cases.program import (
     Autocast,
+    AutocastDType,
     Checkpoint,
     DType,
     Float,
@@ -667,3 +668,46 @@ def test_the_case_runs_what_the_source_says() -> None:
     value = seen.values["v0"]
     assert value is not None
     assert value.dtype == torch.float16
+
+
+def test_each_later_call_is_in_its_own_contexts() -> None:
+    later = (Autocast(enabled=False),), (NoGrad(), AutocastDType("float16"))
+    one = case([x("w0", 2, 2), x("b1", 2, 2)], call("mm", "w0", "w0"), contexts=(F16,), later=later)
+    assert (
+        driver_source(one)
+        == """\
+def drive(w0, b1):
+    weights = [w0]
+    with autocast(device, dtype=torch.float16):
+        outputs = program(w0, b1.clone())
+        observe("v0", outputs[0])
+    with autocast(device, enabled=False):
+        later0 = program(w0, b1.clone())
+        observe("later0.v0", later0[0])
+    with torch.no_grad():
+        with autocast_dtype(device, torch.float16):
+            later1 = program(w0, b1.clone())
+            observe("later1.v0", later1[0])
+    outputs = (*outputs, *later0, *later1)
+    starts = trains(outputs)
+    cotangents = [cotangent(o) for o in starts]
+    if starts: torch.autograd.backward(starts, cotangents)
+    observe("w0.grad", w0.grad)
+"""
+    )
+    whole = driver_source(one.with_plan(reuse="region", later=later[:1]))
+    assert (
+        """
+    entered = region(program)
+    def calls(w0, b1):
+        with autocast(device, dtype=torch.float16):
+            outputs = entered(w0, b1.clone())
+        with autocast(device, enabled=False):
+            later0 = entered(w0, b1.clone())
+        return outputs, later0
+    outputs, later0 = graph(calls)(w0, b1)
+    observe("v0", outputs[0])
+    observe("later0.v0", later0[0])
+"""
+        in whole
+    )
