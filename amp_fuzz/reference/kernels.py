@@ -41,7 +41,7 @@ def _kernel(name: str, overload: Any, key: str) -> Callable[..., Any]:
     """Return the kernel for an overload: one for all devices, since they share the key."""
     # What the batching rule of an op calls is no call of the program.
     whole = key == dispatch.FIRST and not dispatch.is_composite(overload)
-    numbers = _takes_numbers(name)
+    numbers = name.endswith((".Tensor", ".Tensor_mode")) or "floor_divide" in name
 
     def onward(call: Call) -> Any:
         if whole or (numbers and _has_number(call.args)):
@@ -61,11 +61,6 @@ def _kernel(name: str, overload: Any, key: str) -> Callable[..., Any]:
     return kernel
 
 
-def _takes_numbers(name: str) -> bool:
-    """Return whether an overload may be called with a Python number in the place of a tensor."""
-    return name.endswith((".Tensor", ".Tensor_mode")) or "floor_divide" in name
-
-
 def _has_number(args: Sequence[Any]) -> bool:
     """Return whether a Python number stands where the overload has a tensor.
 
@@ -77,16 +72,16 @@ def _has_number(args: Sequence[Any]) -> bool:
 def register(names: Collection[str]) -> frozenset[str]:
     """Put kernels on ops for good, those that this torch has.
 
-    Return those that get none: ops that take numbers, and are in no table of ours and no ops of the
-    user's. Inside a function transform torch hands no number on to a kernel: a call with one would
-    fail there under any table, for as long as there is a kernel. See `register_temporarily`.
+    Return those that get none: ops that are in no table of ours and no ops of the user's. Under
+    another table their kernels would still be asked; and inside a function transform torch hands no
+    number on to a kernel, so that a call with one would fail. See `register_temporarily`.
 
     names: the same collection again costs nothing, once all of its ops have their kernels.
     """
     known, keys, passing = _complete.get(id(names), ((), 0, frozenset[str]()))
     if known is not names or keys != len(_keys):
         held = tables.all_overloads() | tables.declared_overloads()
-        passing = frozenset(filter(_takes_numbers, names)) - held
+        passing = frozenset(names) - held
         places = [place for place in itertools.product(names, _keys) if place[0] not in passing]
         _register(places)
         if _registered.issuperset(places):

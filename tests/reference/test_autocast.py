@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten
 
 from amp_fuzz import reference
+from amp_fuzz.backends.flips import deciding
 from amp_fuzz.policies.tables import tabled_devices
 from amp_fuzz.reference import Cast, KernelCall, Policy, dispatch, load_table
 from amp_fuzz.reference.autocast import reset, state, torch_answers
@@ -1037,6 +1038,17 @@ def test_a_rule_of_another_table_does_nothing_once_its_region_has_ended(way: str
         return WAYS[way](side, partial(product, region=region), weight().detach())
 
     same(gradients)
+
+
+def test_an_op_of_another_table_is_asked_nothing_once_its_region_has_ended() -> None:
+    rules = load_table("cpu").rules
+    rule = dataclasses.replace(rules["mm"], overload="abs")
+    table = dataclasses.replace(load_table("cpu"), rules={**rules, "abs": rule})
+    with reference.autocast("cpu", BF16, table=table):
+        assert weight().abs().dtype is BF16
+    with deciding() as made, reference.autocast("cpu", BF16):
+        weight().abs()
+    assert made.decisions == []
 
 
 def by_backward(side: Side, function: Callable[..., torch.Tensor], w: torch.Tensor) -> Any:
