@@ -33,6 +33,7 @@ from amp_fuzz.runs.engine import (
     Settings,
     Task,
     TimeUp,
+    draw,
     explore,
     in_rounds,
     plan_tasks,
@@ -394,3 +395,15 @@ def test_a_case_counts_for_a_cause_that_the_baseline_does_not_accept() -> None:
     assert engine._met(record, both).groups == ("new", "old")
     accepted = engine._met(record, both[::2])
     assert (accepted.outcome, accepted.groups, accepted.known) == ("known", ("old",), "e1")
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [("eager-cpu", 5, 30), ("compile[aot_eager]", 50, 90), ("export", 0, 0), ("script", 0, 0)],
+)
+def test_a_compiler_gets_more_programs_that_are_called_again(
+    name: str, least: int, most: int
+) -> None:
+    task = Task(name, "all", (), 200, 1)
+    found = [bool(case.plan.later) for case in draw(task, Settings((name,)))]
+    assert least <= sum(found) <= most

@@ -374,11 +374,15 @@ LATER = case(
             Plan((), backward="none", later=((),), reuse="region"),
         ),
         (
+            lambda c: c.plan.reuse != "calls",
+            Plan((), backward="none", later=((),), reuse="graph"),
+        ),
+        (
             lambda c: any(o.enabled is False for o in c.plan.contexts),
             Plan((Autocast(dtype="bfloat16", enabled=False),), backward="none"),
         ),
     ],
-    ids=["another call", "without grad", "a region", "the last call alone"],
+    ids=["another call", "without grad", "a region", "a graph", "the last call alone"],
 )
 def test_only_the_calls_that_matter_stay(wanted: Callable[[Case], bool], plan: Plan) -> None:
     small, _ = search_while(LATER, wanted)

@@ -40,6 +40,7 @@ from amp_fuzz.cases.program import (
 )
 from amp_fuzz.catalogue import CATALOGUE, Op
 from amp_fuzz.catalogue.writes import wrongly_written
+from amp_fuzz.policies.tables import Policy, load_table
 from amp_fuzz.reference import tabled_devices
 from amp_fuzz.strategies import drawing
 from amp_fuzz.strategies.choices import digits, integer
@@ -283,6 +284,25 @@ def test_what_only_some_backends_have_is_drawn_for_them_alone() -> None:
     found = list(drawn(60, precisions=("default", "high", "highest"), varies=True))
     assert {c.plan.precision for c in found} == {"default", "high", "highest"}
     assert {c.plan.deterministic for c in found} == {False, True}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_program_that_is_called_again_has_an_op_that_tells_the_state(device: str) -> None:
+    lowered = {op.name for op in usable(CATALOGUE.values(), device) if lowers(op, device)}
+    for one in drawn(60, device, again=1):
+        assert one.plan.later
+        assert lowered & {s.op for s in statements(one.program.body)}
+        # A nested region may write nothing that it is given.
+        writes = any(spec.role == "buffer" for spec in one.program.inputs)
+        assert one.plan.reuse != "region" or not writes
+    assert not any(one.plan.later for one in drawn(60, device, again=0))
+
+
+def lowers(op: Op, device: str) -> bool:
+    rules = load_table(device).rules
+    names = [name.removeprefix("aten::") for name in op.overloads]
+    first = next((rules[name] for name in names if name in rules), None)
+    return first is not None and first.policy is Policy.LOWER_PRECISION_FP
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 3, 4])
