@@ -137,10 +137,11 @@ class Facts:
     area: the area in the title of an issue; by default ``amp`` and the device. made: how a program
     gets there, "compiled with `torch.compile`". promise: a Markdown sentence with the documented
     promise about results; "" if that is autocast's own. seen: a sentence on how a divergence was
-    observed. compiles: whether each program is compiled, which takes seconds. partial: a function
-    that may raise for a callable regardless of autocast; such an error is no finding of a check.
-    installs: what pip must install for scripts that run it with amp-fuzz. imports: the modules that
-    its library imports at the first call, where that takes seconds.
+    observed. compiles: whether each program is compiled, which takes seconds. reenters: whether
+    what was compiled in one call serves a later call, under another autocast too. partial: a
+    function that may raise for a callable regardless of autocast; such an error is no finding of a
+    check. installs: what pip must install for scripts that run it with amp-fuzz. imports: the
+    modules that its library imports at the first call, where that takes seconds.
     """
 
     area: str = ""
@@ -148,6 +149,7 @@ class Facts:
     promise: str = ""
     seen: str = ""
     compiles: bool = False
+    reenters: bool = False
     partial: str = ""
     installs: str = ""
     imports: tuple[str, ...] = ()

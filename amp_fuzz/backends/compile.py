@@ -185,11 +185,20 @@ class CompileBackend(TorchRepros, TorchBackend):
             invoke = self.compiled(function)
             if self.freezing:
                 invoke = torch.no_grad()(invoke)
-            before, refused = graphs(), _breaks()
+            most, refused = 0, _breaks()
+
+            def counted(*args: Any, **kwargs: Any) -> Any:
+                nonlocal most
+                before = graphs()
+                try:
+                    return invoke(*args, **kwargs)
+                finally:
+                    most = max(most, graphs() - before)
+
             seen: Observation = self.configured(
-                self.configuring(plan), call, self.runtime(), invoke
+                self.configuring(plan), call, self.runtime(), counted
             )
-            seen.graphs = graphs() - before
+            seen.graphs = most  # of one call: graphs of an earlier one may serve a later one
             if seen.raised is not None:
                 seen.leaked = "; ".join(filter(None, (seen.leaked, self.undone()))) or None
             # Only of this call: dynamo's counter continues from call to call.
@@ -207,6 +216,7 @@ class CompileBackend(TorchRepros, TorchBackend):
             made="compiled with `torch.compile`",
             promise=f"[`torch.compile`]({link}): a compiled program computes what eager computes.",
             compiles=True,
+            reenters=True,
             imports=_IMPORTS.get(self.rung, _AOT),
         )
 
@@ -224,7 +234,7 @@ class CompileBackend(TorchRepros, TorchBackend):
         if hasattr(torch._functorch.config, "backward_pass_autocast"):
             functorch["backward_pass_autocast"] = _backward_context(plan, self.device)
         # Beyond its limit dynamo runs eager, and nothing would be tested.
-        dynamo = {"recompile_limit": 64, "fail_on_recompile_limit_hit": True}
+        dynamo = {"recompile_limit": 128, "fail_on_recompile_limit_hit": True}
         inductor = {
             "fx_graph_cache": False,
             "compile_threads": 1,

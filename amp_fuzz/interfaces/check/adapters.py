@@ -13,16 +13,18 @@ from functools import partial
 from itertools import takewhile
 from typing import Any
 
+import msgspec
 import torch
 
 from amp_fuzz import reference
 from amp_fuzz.backends import Availability, Backend, imitation
-from amp_fuzz.backends.base import Calls, kernels_of
+from amp_fuzz.backends.base import Call, Calls, facts_of, kernels_of
 from amp_fuzz.backends.determinism import Kernels, Trace
 from amp_fuzz.backends.harness import Observation, Runtime
 from amp_fuzz.backends.reference import ReferenceRuntime, following, surrounded, within
+from amp_fuzz.backends.torch_state import chosen_dtypes
 from amp_fuzz.cases.case import Case, Plan, inferring
-from amp_fuzz.cases.program import Program, Ref, Statement, TensorSpec
+from amp_fuzz.cases.program import Autocast, Program, Ref, Statement, TensorSpec
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.interfaces.check.call import Names, call, outputs_of
 from amp_fuzz.interfaces.check.intermediates import Inside
@@ -31,11 +33,12 @@ from amp_fuzz.interfaces.check.subject import Subject
 from amp_fuzz.interfaces.check.trace import followed
 from amp_fuzz.interfaces.check.trees import mapped
 from amp_fuzz.oracle.compare import same
+from amp_fuzz.reference import load_table
 from amp_fuzz.reference.shadow.band import Band
 from amp_fuzz.reference.shadow.mode import Promise, Reach, Shadow
 from amp_fuzz.reference.shadow.written import calling
 
-__all__ = ["Checked", "case_of", "refusal"]
+__all__ = ["Checked", "case_of", "earlier", "refusal"]
 
 
 def refusal(backend: Any, subject: Subject) -> str:
@@ -63,6 +66,7 @@ class Checked:
     names: the names of its values. seen: by plan, the last observations of it and its reference.
     bands: the bands of shadows. casts: whether it has a cast to 16 bits that the backend must not
     leave out. again: whether the reference casts a weight again after it changed; see `stale`.
+    later: whether another call comes before each call of the backend; see `earlier`.
     """
 
     subject: Subject
@@ -72,6 +76,7 @@ class Checked:
     bands: dict[Any, tuple[Observation, dict[str, Band]]] = field(default_factory=dict)
     casts: bool = False
     again: bool = False
+    later: bool = False
 
     @property
     def name(self) -> str:
@@ -123,7 +128,8 @@ class Checked:
 
     def ladder(self) -> Sequence[Backend]:
         """Return the backends that do less than this one."""
-        return [Checked(self.subject, rung, self.names) for rung in self.inner.ladder()]
+        rungs = self.inner.ladder()
+        return [Checked(self.subject, rung, self.names, later=self.later) for rung in rungs]
 
     def reference(self) -> CheckedReference:
         """Return the reference, which calls the same subject."""
@@ -138,15 +144,45 @@ class Checked:
         """Return the reference: a callable cannot be moved to the CPU."""
         return self.reference()
 
+    def earlier(self, plan: Plan) -> Plan | None:
+        """Return the plan of the call before that of a plan, or None.
+
+        What is compiled in that call must not serve the next one.
+        """
+        contexts = earlier(self.device, plan.contexts)
+        if not (self.later and contexts and facts_of(self.inner).reenters):
+            return None
+        return msgspec.structs.replace(plan, contexts=contexts, backward="none")
+
     def _observe(self, case: Case) -> Observation:
-        found: Observation = self.inner.called(
-            self.subject.function, case.plan, partial(self._called, case.plan)
-        )
-        self.saw("observed", found, case.plan)
+        plan = case.plan
+        before = self.earlier(plan)
+        found = None if before is None else self._second(before, plan)
+        if found is None:
+            found = self._invoked(plan, lambda runtime, made: self.called(runtime, plan, made))
+        self.saw("observed", found, plan)
         return found
 
-    def _called(self, plan: Plan, runtime: Runtime, invoke: Any) -> Observation:
-        return self.called(runtime, plan, invoke)
+    def _second(self, before: Plan, plan: Plan) -> Observation | None:
+        """Call the subject under two plans. Return what the second call does.
+
+        None if the first one raises: that says nothing of the second.
+        """
+        apart = replace(self, names=Names())
+        raised = False
+
+        def calls(runtime: Runtime, made: Any) -> Observation:
+            nonlocal raised
+            seen = apart.called(runtime, before, made)
+            raised = seen.raised is not None
+            return seen if raised else self.called(runtime, plan, made)
+
+        found = self._invoked(plan, calls)
+        return None if raised else found
+
+    def _invoked(self, plan: Plan, calls: Call) -> Observation:
+        found: Observation = self.inner.called(self.subject.function, plan, calls)
+        return found
 
     def called(self, runtime: Runtime, plan: Plan, invoke: Any = None) -> Observation:
         """Call the subject under one implementation; without values, observe inner results too."""
@@ -328,6 +364,19 @@ def _differing(seen: Mapping[str, Observation]) -> set[str]:
         if not same(want, got):
             found.add(label)
     return found
+
+
+def earlier(device: str, contexts: tuple[Autocast, ...]) -> tuple[Autocast, ...]:
+    """Return the contexts of a call whose compiled code must not serve a call under others.
+
+    Autocast is on there, in the 16-bit dtype that the other call does not have: results in 16 bits
+    differ in their dtype, whatever their values. (Without autocast, results would mostly differ by
+    less than the rounding of the other call.) Empty if the device has no such dtype.
+    """
+    default = str(chosen_dtypes().get(device, load_table(device).default_dtype))
+    dtype = (contexts[-1].dtype if contexts else None) or default.removeprefix("torch.")
+    halves = [d for d in ("float16", "bfloat16") if d in load_table(device).supported_dtypes]
+    return next(((Autocast(dtype=half),) for half in halves if half != dtype), ())
 
 
 # -- the case that stands for a call --------------------------------------------------------------

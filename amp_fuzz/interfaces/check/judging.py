@@ -9,12 +9,12 @@ from functools import cache, partial
 
 from amp_fuzz.backends.harness import Observation, quiet
 from amp_fuzz.cases.case import Case, Plan
-from amp_fuzz.cases.program import Program
+from amp_fuzz.cases.program import Autocast, Program
 from amp_fuzz.interfaces.check.adapters import Checked, case_of
 from amp_fuzz.interfaces.check.stale import noticing
 from amp_fuzz.interfaces.check.trace import names_called
 from amp_fuzz.oracle import Divergence, Rounding, compare
-from amp_fuzz.oracle.judge import Explanation, Judge
+from amp_fuzz.oracle.judge import Explanation, Judge, confirmed
 from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.records.schema import OWN
@@ -29,7 +29,8 @@ class Judged:
     """A verdict with both observations.
 
     before: the reference's observation of an earlier call. stale: whether it used a cast of a
-    weight there that had changed since.
+    weight there that had changed since. after: the contexts of the backend's earlier call, if it
+    diverges only after that call.
     """
 
     verdict: Verdict
@@ -38,6 +39,7 @@ class Judged:
     expected: Observation
     observed: Observation
     stale: bool = False
+    after: tuple[Autocast, ...] = ()
 
 
 def judged(
@@ -48,6 +50,40 @@ def judged(
     confirm: bool = True,
 ) -> Judged:
     """Judge a call. Known findings explain divergences; the rest is confirmed if asked.
+
+    If an earlier call comes first, and the backend diverges, the call is judged without the earlier
+    one: only if it agrees there, the earlier one counts.
+    """
+    earlier = checked.earlier(plan)
+    if earlier is None:
+        return _judged(checked, plan, known, Judge, confirm)
+    found = _judged(checked, plan, known, _Second, confirm)
+    if found.verdict.divergence is None:
+        return found
+    alone = Checked(checked.subject, checked.inner, checked.names)
+    fresh = _judged(alone, plan, known, Judge, confirm)
+    if fresh.verdict.divergence is not None:
+        return fresh
+    divergence = found.verdict.divergence
+    if confirm:
+        with quiet():
+            trial = Trial(found.case, checked, found.expected, found.observed).settled()
+            divergence = confirmed(trial, divergence)
+    verdict = replace(found.verdict, divergence=divergence)
+    return replace(found, verdict=verdict, after=earlier.contexts)
+
+
+class _Second(Judge):
+    """Judges the second of two calls: what it shows alone is asked elsewhere."""
+
+    def _explained(self, trial: Trial, found: Divergence) -> Explanation:
+        return Explanation(found)
+
+
+def _judged(
+    checked: Checked, plan: Plan, known: Sequence[Known], kind: type[Judge], confirm: bool
+) -> Judged:
+    """Judge a call.
 
     What the callable itself may do is never the backend's own: outputs that change from call to
     call, or that only one side returns.
@@ -63,7 +99,7 @@ def judged(
         names = partial(names_called, checked.subject, checked.reference(), plain.plan)
         explain = _Explainer(Explainer(tuple(known)), cache(lambda: made(names())))
         case = made()
-        verdict = Judge(checked, explain, "none", confirm).judge(case)
+        verdict = kind(checked, explain, "none", confirm).judge(case)
         expected = verdict.seen
         assert expected is not None
         observed = checked.seen[case.plan]["observed"]

@@ -20,7 +20,7 @@ from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.case import Case, Plan
 from amp_fuzz.cases.program import Autocast
 from amp_fuzz.findings.supervision.supervisor import Dead, ask
-from amp_fuzz.interfaces.check.adapters import Checked
+from amp_fuzz.interfaces.check.adapters import Checked, earlier
 from amp_fuzz.interfaces.check.extract import Unsayable, cut, sayable
 from amp_fuzz.interfaces.check.judging import Judged, judged
 from amp_fuzz.interfaces.check.subject import Subject
@@ -59,8 +59,9 @@ class Place:
 class _Search:
     """A search on one backend, with the time that it may take.
 
-    own: whether it is for what the backend does without autocast too. explained: submodules whose
-    divergence a known finding explains. died: how processes died of
+    own: whether it is for what the backend does without autocast too. later: whether for what it
+    does only after an earlier call. explained: submodules whose divergence a known finding
+    explains. died: how processes died of
     extracted cases.
     """
 
@@ -70,6 +71,7 @@ class _Search:
     kind: Kind
     until: float
     own: bool = False
+    later: bool = False
     late: bool = False
     explained: set[Any] = field(default_factory=set)
     died: list[str] = field(default_factory=list)
@@ -84,13 +86,16 @@ class _Search:
     def diverges(self, subject: Subject, plan: Plan) -> Judged | None:
         if self.kind == "crash":  # it would kill this process; a case has a separate one
             return None
-        checked = Checked(subject, self.checked.inner)
-        found = judged(checked, plan, self.known, confirm=False)
+        found = self.judged(Checked(subject, self.checked.inner, later=self.later), plan)
         return found if self.same(found) and self.alike(found.verdict) else None
+
+    def judged(self, checked: Checked, plan: Plan) -> Judged:
+        return judged(checked, plan, self.known, confirm=False)
 
     def same(self, found: Judged) -> bool:
         """Return whether a call diverges, with or without a part of autocast in it."""
-        return found.verdict.outcome == ("backend" if self.own else "diverged")
+        outcome = "backend" if self.own else "diverged"
+        return found.verdict.outcome == outcome and bool(found.after) == self.later
 
     def alike(self, verdict: Verdict) -> bool:
         """Return whether a divergence is an error or a crash, if that is searched for, or neither.
@@ -109,7 +114,7 @@ def locate(
     """Return the place of a call's divergence of a kind. seconds: the most for the search."""
     until, own = time.monotonic() + seconds, found.verdict.known == OWN
     plan = found.case.plan
-    search = _Search(checked, plan, known, kind, until, own)
+    search = _Search(checked, plan, known, kind, until, own, bool(found.after))
     with quiet():
         path, subject, inner = _submodule(search)
         place = _op(search, subject, inner)
@@ -182,10 +187,10 @@ def _diverging(
 
 def _stage(search: _Search, subject: Subject, plan: Plan) -> str:
     """Return the first rung of the backend's ladder on which it diverges, or ""."""
-    rungs = Checked(subject, search.checked.inner).ladder()
+    rungs = Checked(subject, search.checked.inner, later=search.later).ladder()
     for rung in rungs:  # only a few, and worth it even when the time is up
         assert isinstance(rung, Checked)
-        if search.same(judged(rung, plan, search.known, confirm=False)):
+        if search.same(search.judged(rung, plan)):
             return rung.name
     return search.checked.name if rungs else ""
 
@@ -248,13 +253,16 @@ def _guilty(search: _Search, call: FunctionCall, seed: int) -> Place | None:
 def _cut(
     search: _Search, calls: Sequence[FunctionCall], contexts: tuple[Autocast, ...], seed: int
 ) -> Case:
-    return cut(
+    case = cut(
         calls,
         contexts,
         backward=search.plan.backward != "none" and search.checked.trains,
         values=search.checked.values,
         seed=seed,
     )
+    if not search.later:
+        return case
+    return case.with_plan(contexts=earlier(search.checked.device, contexts), later=(contexts,))
 
 
 def _judge(search: _Search, case: Case) -> Verdict | None:

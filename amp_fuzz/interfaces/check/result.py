@@ -59,7 +59,8 @@ class Diverged:
 
     kind: as in `amp-fuzz run`. where: the output, parameter or input (``output['loss']``,
     ``encoder.layers.3.attn.qkv.weight.grad``), or the line that raised. expected, observed: both
-    sides in short. also: the names of other values that differ. known: the ids of the known
+    sides in short. after: the autocast of an earlier call, without which it agrees, or "".
+    also: the names of other values that differ. known: the ids of the known
     findings that explain it, joined by ``+``, ``backend``, or "". told: for each of them its id,
     its summary, and the link to its discussion, if there is one. module: path of the guilty
     submodule, "" for the whole. module_type: its class. op: the guilty op of the catalogue or
@@ -75,6 +76,7 @@ class Diverged:
     where: str
     expected: str
     observed: str
+    after: str = ""
     also: tuple[str, ...] = ()
     known: str = ""
     told: tuple[str, ...] = ()
@@ -92,6 +94,8 @@ class Diverged:
     def __str__(self) -> str:
         at = f" at {self.where}" if self.where else ""
         rows = [("expected", self.expected), ("observed", self.observed)]
+        if self.after:
+            rows.append(("only", _ONLY.format(self.after)))
         if self.also:
             more = f" and {len(self.also) - 4} more" if len(self.also) > 4 else ""
             rows.append(("also", ", ".join(self.also[:4]) + more))
@@ -257,7 +261,7 @@ class CheckResult:
                 return REPEAT
             if any(found.commands for found in self.divergences):
                 return _REPORT
-            return _COMPARE
+            return _TWICE if any(found.after for found in self.divergences) else _COMPARE
         runs = sorted(self.runs, key=lambda run: (run.status != "fails", run.status != "stale"))
         other = "" if any(run.backend == _ANY for run in runs) else f", such as {_ANY}"
         return next((run.advice for run in runs if run.advice), _CHOOSE.format(other))
@@ -343,8 +347,16 @@ class CheckResult:
 
 
 _REPORT = "Run the commands after `next`: they shrink the case and write a script for a bug report."
+_ONLY = (
+    "after a call under {}: that call's compiled code, or something else that it left, is used. "
+    "Compiled anew, it agrees."
+)
 _COMPARE = (
     "Call the code named below by hand, with and without that backend, and report the difference."
+)
+_TWICE = (
+    "Compile the code named below once, call it under both autocasts, the one after `only` first, "
+    "and report what the second call does."
 )
 _ANY = "eager-cpu"
 _CHOOSE = "Choose a backend that can call it{}: the lines above say why others cannot."

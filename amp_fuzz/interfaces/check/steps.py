@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard
 
@@ -59,13 +60,7 @@ class Asked:
     @property
     def shown(self) -> str:
         """The autocast, for people."""
-        if not self.contexts:
-            return "no context"
-        (context,) = self.contexts
-        words = [context.dtype or "default dtype"]
-        words += [] if context.enabled else ["enabled=False"]
-        words += [] if context.cache_enabled is None else [f"cache_enabled={context.cache_enabled}"]
-        return " ".join(words)
+        return _shown(self.contexts)
 
     @property
     def plan(self) -> Plan:
@@ -82,6 +77,16 @@ class Asked:
         return Ran(
             backend=self.backend.name, autocast=self.shown, status=status, detail=detail, **more
         )
+
+
+def _shown(contexts: tuple[Autocast, ...]) -> str:
+    if not contexts:
+        return "no context"
+    (context,) = contexts
+    words = [context.dtype or "default dtype"]
+    words += [] if context.enabled else ["enabled=False"]
+    words += [] if context.cache_enabled is None else [f"cache_enabled={context.cache_enabled}"]
+    return " ".join(words)
 
 
 def survived(call: Call, asked: Asked) -> Ran:
@@ -118,7 +123,10 @@ def _examined(call: Call, asked: Asked, first: Died) -> Ran:
     _, died = _last(call(_on_backend, asked))
     if died is None:
         ran, again = _last(call(_run, asked))
-        if ran is None:
+        if ran is None and again is not None:
+            ran = _second(call, asked, again)
+            if ran is not None:
+                return ran
             return asked.ran("nothing", f"{again}, {messages.BETWEEN}", advice=messages.DEBUG)
         ran = replace(ran, detail=f"{ran.detail}; {messages.ONCE}: {first}")
         return ran if again is None else _cut_short(ran, again)
@@ -143,6 +151,36 @@ def _examined(call: Call, asked: Asked, first: Died) -> Ran:
     return ran if ended is None else _cut_short(ran, ended)
 
 
+def _second(call: Call, asked: Asked, died: Died) -> Ran | None:
+    """Return the result of a backend that dies only if another call comes before.
+
+    If it dies in that call, nothing is said of the next one. None if it dies in other ways.
+    """
+    checked = Checked(asked.subject, asked.backend, later=True)
+    before = checked.earlier(asked.plan)
+    if before is None:
+        return None
+    ran, _ = _last(call(partial(_run, later=False), asked))
+    _, alone = _last(call(_on_backend, replace(asked, contexts=before.contexts)))
+    if ran is None or alone is not None:
+        return ran  # type: ignore[no-any-return]
+    found = Diverged(
+        backend=asked.backend.name,
+        autocast=asked.shown,
+        kind="crash",
+        where=died.line,
+        expected="an answer",
+        observed=str(died),
+        after=_shown(before.contexts),
+        notes=(messages.DIED,),
+    )
+    return asked.ran("diverged", _said(found), divergence=found)
+
+
+def _said(found: Diverged) -> str:
+    return found.kind + (f", only after a call under {found.after}" if found.after else "")
+
+
 def _on_backend(asked: Asked) -> Iterator[None]:
     """Call it on the backend alone."""
     checked = Checked(asked.subject, asked.backend)
@@ -165,9 +203,9 @@ def _crash_placed(asked: Asked, found: Diverged) -> Iterator[Diverged]:
     yield _placed(found, place, checked, asked.store)
 
 
-def _run(asked: Asked) -> Iterator[Ran]:
+def _run(asked: Asked, *, later: bool = True) -> Iterator[Ran]:
     """Call it on the backend and under the reference, and compare."""
-    checked = Checked(asked.subject, asked.backend)
+    checked = Checked(asked.subject, asked.backend, later=later)
     for ran in _compared(asked, checked):
         yield replace(ran, notes=(*ran.notes, *not_restored(checked)))
 
@@ -278,7 +316,7 @@ def _divergence(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
         divergence = replace(divergence, told=told)
         yield asked.ran("known", verdict.known, divergence=divergence, **counts)
         return
-    if found.stale and _casts_again(asked, checked):
+    if found.stale and not found.after and _casts_again(asked, checked):
         yield asked.ran("stale", messages.AGAIN, advice=stale.ADVICE, **counts)
         return
     partial = facts_of(asked.backend).partial
@@ -302,7 +340,7 @@ def _divergence(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
         if verdict.known == OWN:
             said = f"not autocast's ({divergence.kind})"
             return asked.ran("backend", said, divergence=divergence, **counts)
-        return asked.ran("diverged", divergence.kind, divergence=divergence, **counts)
+        return asked.ran("diverged", _said(divergence), divergence=divergence, **counts)
 
     yield ran()
     first = found.verdict.divergence
@@ -338,6 +376,7 @@ def _diverged(asked: Asked, checked: Checked, found: Judged) -> Diverged:
         expected=divergence.expected,
         observed=divergence.observed,
         known=found.verdict.known,
+        after=_shown(found.after) if found.after else "",
     )
 
 
