@@ -3,22 +3,25 @@
 The program is compiled, the plan is not: its contexts are around the compiled callable. With the
 ``decorator`` entry, the innermost one is compiled too. With the entry ``custom_op``, a call of the
 op is compiled; its body is Python that the graph only knows by name. Nothing is cached between
-cases, so no artefact of another case can hide a bug.
+cases, so no artefact of another case can hide a bug. ``compile[inductor+cached]`` fills torch's
+caches for each case anew.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import os
 import re
 import shutil
 import sys
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -75,6 +78,8 @@ class CompileBackend(TorchRepros, TorchBackend):
     backward pass; otherwise torch has its default and takes the forward's. freezing: the program is
     a module that holds its weights and only infers, so Inductor may treat them as constants. (As an
     option of `torch.compile` it would have no effect: dynamo reads Inductor's configuration.)
+    cached: the caches of AOTAutograd and Inductor are on, as users have them. Before a case is
+    observed, it is compiled under another state, then as it is: see `_fill`.
     """
 
     rung: str
@@ -83,6 +88,7 @@ class CompileBackend(TorchRepros, TorchBackend):
     options: tuple[tuple[str, bool], ...] = ()
     told: bool = True
     freezing: bool = False
+    cached: bool = False
     exact: bool = field(default=False, kw_only=True)
 
     @property
@@ -109,13 +115,14 @@ class CompileBackend(TorchRepros, TorchBackend):
         Double backward raises there ("does not currently support double backward"), so a retained
         graph replaces it. Function transforms of compiled functions are left out. The fake kernel
         of a custom op must not look at values, and its backward must be traceable, which that of a
-        reentrant checkpoint is not (`torch.library.register_fake`, `register_autograd`). A frozen
+        reentrant checkpoint is not (`torch.library.register_fake`, `register_autograd`). Torch
+        caches a custom op by its name (pytorch#144344), so with caches there is none. A frozen
         program only infers, and calls no custom op: its weights would be the op's arguments. Nested
         regions need AOTAutograd. If AOTAutograd is told nothing, each backward graph has the
         autocast of its forward, and one backward pass of several graphs has several: it is left
         out.
         """
-        if self.freezing and case.plan.entry in CUSTOM_OPS:
+        if (self.freezing or self.cached) and case.plan.entry in CUSTOM_OPS:
             case = case.with_plan(entry="context")
         if self.freezing:
             case = under(inferring(case), NoGrad())
@@ -143,6 +150,25 @@ class CompileBackend(TorchRepros, TorchBackend):
 
     def observe(self, case: Case) -> Observation:
         """Compile and run one case."""
+        with self._caches():
+            if self.cached:
+                self._fill(case)
+            return self._observed(case)
+
+    def _caches(self) -> AbstractContextManager[None]:
+        return private_cache() if self.cached else nullcontext()
+
+    def _fill(self, case: Case) -> None:
+        """Compile a case under another state, then as it is. Both stay in the caches alone.
+
+        If a cache's key forgets the state, the case meets what was compiled under the other one.
+        """
+        state, other = another_state(case, self.device)
+        with state():
+            self._observed(other)
+        self._observed(case)
+
+    def _observed(self, case: Case) -> Observation:
         import torch._dynamo
 
         torch._dynamo.reset()
@@ -152,10 +178,10 @@ class CompileBackend(TorchRepros, TorchBackend):
             # The configuration of torch.compile is thread-local.
             follow=lambda function: partial(self.configured, plan, function),
         )
-        before = graphs()
+        before, hits = graphs(), _hits()
         try:
             seen: Observation = self.configured(plan, harness.run, case, runtime)
-            seen.graphs = graphs() - before
+            seen.graphs, seen.hits = graphs() - before, _hits() - hits
             if seen.raised is not None and _infers(case):
                 undone = self.undone()
                 seen.leaked = "; ".join(filter(None, (seen.leaked, undone))) or None
@@ -175,7 +201,8 @@ class CompileBackend(TorchRepros, TorchBackend):
 
     def called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:
         """Compile a callable and call it, in a separate thread as in `run`."""
-        return in_thread_alike(self._called, function, plan, call)  # type: ignore[no-any-return]
+        with self._caches():
+            return in_thread_alike(self._called, function, plan, call)  # type: ignore[no-any-return]
 
     def _called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:
         import torch._dynamo
@@ -225,18 +252,20 @@ class CompileBackend(TorchRepros, TorchBackend):
         return bisection.blame(self.rung, agrees) if self.rung in bisection.BISECTED else ""
 
     def configured(self, plan: Plan, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function with torch configured for a plan, without caches and logs."""
+        """Call a function with torch configured for a plan, without logs."""
         import torch._dynamo
         import torch._functorch.config
         import torch._inductor.config
 
-        functorch: dict[str, Any] = {"donated_buffer": False, "enable_autograd_cache": False}
+        functorch = {"donated_buffer": False, "enable_autograd_cache": self.cached}
+        functorch["enable_remote_autograd_cache"] = False
         if hasattr(torch._functorch.config, "backward_pass_autocast"):
             functorch["backward_pass_autocast"] = _backward_context(plan, self.device)
         # Beyond its limit dynamo runs eager, and nothing would be tested.
         dynamo = {"recompile_limit": 128, "fail_on_recompile_limit_hit": True}
         inductor = {
-            "fx_graph_cache": False,
+            "fx_graph_cache": self.cached,
+            "fx_graph_remote_cache": False,
             "compile_threads": 1,
             "freezing": self.freezing,
             "fallback_random": True,  # dropout draws from torch's generator, as in eager
@@ -375,7 +404,8 @@ class CompileBackend(TorchRepros, TorchBackend):
             lines.append("torch._functorch.config.donated_buffer = False")
         if self.freezing:
             lines += ["import torch._inductor.config", "torch._inductor.config.freezing = True"]
-        if case.plan.entry in CUSTOM_OPS:  # a custom op is cached by its name (pytorch#144344)
+        # A custom op is cached by its name (pytorch#144344).
+        if case.plan.entry in CUSTOM_OPS and not self.cached:
             lines.append("torch._functorch.config.enable_autograd_cache = False")
             lines.append("import torch._inductor.config")
             lines.append("torch._inductor.config.fx_graph_cache = False")
@@ -469,6 +499,71 @@ def _breaks() -> Counter[str]:
     return Counter(counters["unimplemented"]) + Counter(counters["graph_break"])
 
 
+def _hits() -> int:
+    """Return how many artefacts were loaded from the caches in this process."""
+    counters = torch._dynamo.utils.counters
+    autograd = counters["aot_autograd"]["autograd_cache_hit"]
+    return int(autograd + counters["inductor"]["fxgraph_cache_hit"])
+
+
+@contextmanager
+def private_cache() -> Iterator[None]:
+    """Let torch's caches be empty, in this process's own folder, which ends with the process.
+
+    What the C++ compiler made stays between cases: it is stored by its source.
+    """
+    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+    from torch._inductor.codecache import FxGraphCache
+
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    before = os.environ.get(name)
+    os.environ[name] = _folder(os.getpid())
+    try:
+        FxGraphCache.clear()
+        AOTAutogradCache.clear()
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+@cache
+def _folder(process: int) -> str:
+    folder = tempfile.mkdtemp(prefix="amp-fuzz-caches-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def another_state(
+    case: Case, device: str
+) -> tuple[Callable[[], AbstractContextManager[Any]], Case]:
+    """Return a case under another state, and a context that is around all of it.
+
+    The seed chooses: another dtype of the innermost context, autocast turned off or on, another
+    default dtype, no gradients, deterministic algorithms. So the program without autocast meets the
+    same other state, and autocast has no part in a cache that is wrong there too. Without a context
+    there is none to change.
+    """
+    *outer, inner = case.plan.contexts or (None,)
+    half = "float16" if inner is None or inner.dtype != "float16" else "bfloat16"
+
+    def changed(**fields: Any) -> Case:
+        if inner is None:
+            return case
+        return case.with_plan(contexts=(*outer, msgspec.structs.replace(inner, **fields)))
+
+    states: list[tuple[Callable[[], AbstractContextManager[Any]], Case]] = [
+        (nullcontext, changed(dtype=half)),
+        (nullcontext, changed(enabled=inner is None or not inner.enabled)),
+        (partial(prelude.autocast_dtype, device, getattr(torch, half)), case),
+        (torch.no_grad, inferring(case)),
+        (nullcontext, case.with_plan(deterministic=not case.plan.deterministic)),
+    ]
+    return states[case.seed % len(states)]
+
+
 def _backward_context(plan: Plan, device: str) -> Any:
     """Return the ``backward_pass_autocast`` that makes AOTAutograd equivalent to the plan.
 
@@ -513,5 +608,6 @@ def backends() -> list[Backend]:
         CompileBackend("inductor", "default", told=False),
         CompileBackend("inductor", "casts", options=(("emulate_precision_casts", True),)),
         CompileBackend("inductor", "freezing", freezing=True),
+        CompileBackend("inductor", "cached", cached=True),
         *(CompileBackend(rung, device="cuda") for rung in LADDER),
     ]

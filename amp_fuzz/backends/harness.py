@@ -57,10 +57,11 @@ class Observation:
     values: label -> a detached copy of the tensor observed there, or None for a missing gradient,
     in the order of observation. leaked: the changed state; see `changes`. kernels: the autocast
     kernels reached, if the implementation can tell. graphs: how many graphs a compiler made; None
-    without a compiler. platform: for an implementation that chooses one itself: ``cpu``, ``gpu`` or
-    ``tpu`` for JAX. elided: the labels of values that differ because a compiler may keep more
-    precision than the program asks for. breaks: why a compiler left parts to eager, in its words.
-    devices: label -> the type of the device that the tensor was on.
+    without a compiler. hits: how many artefacts came from a compiler's caches. platform: for an
+    implementation that chooses one itself: ``cpu``, ``gpu`` or ``tpu`` for JAX. elided: the labels
+    of values that differ because a compiler may keep more precision than the program asks for.
+    breaks: why a compiler left parts to eager, in its words. devices: label -> the type of the
+    device that the tensor was on.
     """
 
     values: dict[str, torch.Tensor | None] = field(default_factory=dict)
@@ -69,6 +70,7 @@ class Observation:
     kernels: list[KernelCall] = field(default_factory=list)
     seconds: float = 0.0
     graphs: int | None = None
+    hits: int = 0
     platform: str = ""
     elided: tuple[str, ...] = ()
     breaks: tuple[str, ...] = ()

@@ -1,0 +1,50 @@
+"""A key of torch's caches without a part of the state is found, and honest keys agree."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from amp_fuzz.backends import backends
+from amp_fuzz.backends.compile import CompileBackend, private_cache
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.upstream import shipped
+from amp_fuzz.upstream.explain import judge_of
+from tests.faults.cached import CACHED, SeededCache
+from tests.helpers import brief
+
+
+@pytest.mark.parametrize("name", brief(CACHED, "autocast-dtype"))
+def test_a_key_without_a_part_of_the_state_is_found(name: str) -> None:
+    patches, case = CACHED[name]
+    with quiet():
+        wrong = judge_of(SeededCache(patches=patches), shipped(), "none").judge(case)
+        honest = judge_of(SeededCache(), shipped(), "none").judge(case)
+    assert wrong.outcome == ("backend" if name == "grad-mode" else "diverged"), wrong
+    assert honest.outcome == "agreed", honest
+
+
+def test_the_observed_run_loads_what_was_compiled_before() -> None:
+    _, case = CACHED["autocast-dtype"]
+    seen, plain = SeededCache().run([case])[0], CompileBackend("inductor").run([case])[0]
+    assert seen.hits > 0
+    assert plain.hits == 0
+    assert CompileBackend("aot_eager", cached=True).run([case])[0].hits == 0  # it caches nothing
+
+
+def test_the_caches_are_in_a_folder_of_the_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    with private_cache():
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] != str(tmp_path)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path)
+    SeededCache().run([CACHED["autocast-dtype"][1]])
+    assert not (tmp_path / "fxgraph").exists()
+    assert not (tmp_path / "aotautograd").exists()
+
+
+def test_it_is_a_backend_that_is_named() -> None:
+    assert "compile[inductor+cached]" in backends()
