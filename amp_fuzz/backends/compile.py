@@ -30,6 +30,7 @@ import torch
 
 from amp_fuzz.backends import bisection, harness, prelude
 from amp_fuzz.backends.base import Availability, Backend, Call, Facts, documentation
+from amp_fuzz.backends.determinism import DRAWN, EXACT, Kernels
 from amp_fuzz.backends.eager import has_device
 from amp_fuzz.backends.export import DATA_DEPENDENT
 from amp_fuzz.backends.harness import Observation
@@ -75,7 +76,8 @@ class CompileBackend(TorchRepros, TorchBackend):
 
     label: distinguishes it from others of its rung. dynamic, options: arguments of
     `torch.compile`. told: ``backward_pass_autocast`` tells torch which autocast will surround the
-    backward pass; otherwise torch has its default and takes the forward's. freezing: the program is
+    backward pass; otherwise all is as torch has it by default: it takes the forward's, and Inductor
+    draws random numbers of its own. freezing: the program is
     a module that holds its weights and only infers, so Inductor may treat them as constants. (As an
     option of `torch.compile` it would have no effect: dynamo reads Inductor's configuration.)
     cached: the caches of AOTAutograd and Inductor are on, as users have them. Before a case is
@@ -195,6 +197,19 @@ class CompileBackend(TorchRepros, TorchBackend):
             return "callables are compiled on the CPU only: use eager on that device"
         return "only modules can be frozen" if self.freezing and not modules else ""
 
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers of its own, as Inductor does unless it is told not to."""
+        return self.rung == "inductor" and not self.told
+
+    def kernels(self) -> Kernels:
+        """Return the kernels whose results need not be eager's: those that draw, if it `draws`."""
+        return DRAWN if self.draws else EXACT
+
+    def shadows(self) -> ReferenceRuntime:
+        """Return the reference."""
+        return self.reference()
+
     def infers(self, function: Callable[..., Any]) -> bool:
         """Return whether no backward pass runs: a frozen module only infers."""
         return self.freezing
@@ -268,7 +283,7 @@ class CompileBackend(TorchRepros, TorchBackend):
             "fx_graph_remote_cache": False,
             "compile_threads": 1,
             "freezing": self.freezing,
-            "fallback_random": True,  # dropout draws from torch's generator, as in eager
+            "fallback_random": not self.draws,  # dropout draws from torch's generator, as in eager
         }
         disabled = logging.root.manager.disable
         logging.disable(logging.CRITICAL)

@@ -24,9 +24,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from amp_fuzz.reference import dispatch
-from amp_fuzz.reference.shadow.schemas import bound
+from amp_fuzz.reference.shadow.schemas import bound, draws
 
 __all__ = [
+    "DRAWN",
     "EXACT",
     "Documented",
     "Kernels",
@@ -75,12 +76,17 @@ def sentences() -> tuple[Documented, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The documented kernels of one device type, by the name of an op or of an overload."""
+    """The documented kernels of one device type, by the name of an op or of an overload.
+
+    draws: whether each kernel that draws random numbers is one too: the backend has a generator of
+    its own.
+    """
 
     by_name: Mapping[str, tuple[Documented, ...]]
+    draws: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.by_name)
+        return bool(self.by_name) or self.draws
 
     def of(self, func: Any) -> tuple[Documented, ...]:
         """Return what is documented of an overload."""
@@ -93,6 +99,7 @@ class Kernels:
 
 
 EXACT = Kernels({})
+DRAWN = Kernels({}, draws=True)
 
 
 @cache
@@ -204,6 +211,8 @@ class Trace(TorchDispatchMode):
             self.ran.add(func.__name__)
             which = [results[i] for i in one.results] if one.results else results
             self._mark(which, "any" if one.how == "chooses" else "rounding")
+        if self.kernels.draws and draws(func, args, kwargs):
+            before = "any"
         if before is not None:
             written = (a.name for a in func._schema.arguments if a.is_write)
             own = bound(func, args, kwargs)

@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass
 
 import torch
 
+from amp_fuzz.backends.base import kernels_of
 from amp_fuzz.backends.harness import Raised
 from amp_fuzz.interfaces.check.adapters import Checked
 from amp_fuzz.interfaces.check.call import AFTER
@@ -212,6 +213,8 @@ def agreement(checked: Checked, found: Judged, share: Share, values: int, gradie
     if found.observed.breaks:
         text += f"; the rest ran as eager: {found.observed.breaks[0]}"
     text += f"; no shadow could follow {share.lost} that differ" if share.lost else ""
+    if share.lost and kernels_of(checked.inner).draws:
+        text += " (it draws random numbers of its own: their dtypes and shapes were compared)"
     text += f"; {share.void} empty, NaN or infinite throughout" if share.void else ""
     text += f"; {plural(share.apart, 'result')} inside of one side only" if share.apart else ""
     return text
