@@ -259,6 +259,7 @@ class CompileBackend(TorchRepros, TorchBackend):
             promise=f"[`torch.compile`]({link}): a compiled program computes what eager computes.",
             compiles=True,
             reenters=True,
+            scripts=not self.cached,
             imports=_IMPORTS.get(self.rung, _AOT),
         )
 
@@ -419,8 +420,7 @@ class CompileBackend(TorchRepros, TorchBackend):
             lines.append("torch._functorch.config.donated_buffer = False")
         if self.freezing:
             lines += ["import torch._inductor.config", "torch._inductor.config.freezing = True"]
-        # A custom op is cached by its name (pytorch#144344).
-        if case.plan.entry in CUSTOM_OPS and not self.cached:
+        if case.plan.entry in CUSTOM_OPS:  # a custom op is cached by its name (pytorch#144344)
             lines.append("torch._functorch.config.enable_autograd_cache = False")
             lines.append("import torch._inductor.config")
             lines.append("torch._inductor.config.fx_graph_cache = False")

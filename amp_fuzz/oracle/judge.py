@@ -138,6 +138,7 @@ class Judge:
             farthest=farthest,
             seen=expected,
             own=said.own,
+            hits=observed.hits,
         )
 
     def _explained(self, trial: Trial, found: Divergence) -> Explanation:

@@ -37,7 +37,7 @@ class Verdict:
     it. platform: see `Observation`. notes: facts that do not affect the outcome;
     `amp_fuzz.findings.notes` finds more of them later. farthest: the largest excess that was
     measured, and its label; -1 if none was. seen: what the reference did. own: how the backend
-    differs without autocast too, if that is not all.
+    differs without autocast too, if that is not all. hits: see `Observation`.
     """
 
     case: Case
@@ -55,6 +55,7 @@ class Verdict:
     farthest: tuple[float, str] = (-1.0, "")
     seen: Observation | None = field(default=None, repr=False, compare=False)
     own: Own = NONE
+    hits: int = 0
 
     def record(self, family: str) -> CaseRecord:
         """Return the record of the case."""
@@ -82,6 +83,7 @@ class Verdict:
             plan=ingredient(self.case),
             excess=min(float(f"{excess:.6g}"), MOST_EXCESS),
             excess_op=guilty_op(self.case, Divergence("value", label, "", "")) if label else "",
+            hits=self.hits,
         )
 
     def finding(

@@ -59,6 +59,7 @@ COLUMNS: Mapping[Table, Mapping[str, str]] = {
         "plan": "word",
         "excess": "double",
         "excess_op": "word",
+        "hits": "int64",
     },
     "kernels": {
         **dict.fromkeys(("run", "backend"), "word"),
@@ -78,7 +79,7 @@ COLUMNS: Mapping[Table, Mapping[str, str]] = {
 }
 
 # The columns that tables of an earlier amp-fuzz lack, and what stands for them.
-ABSENT: Mapping[str, str | float] = {"plan": "", "excess": -1.0, "excess_op": ""}
+ABSENT: Mapping[str, str | float] = {"plan": "", "excess": -1.0, "excess_op": "", "hits": 0}
 
 _Found: TypeAlias = Mapping[tuple[str, str], DivergenceRecord]
 _encode = msgspec.json.Encoder().encode
@@ -188,7 +189,7 @@ def rows(
             *(record.unjudged, record.varied, record.uncompiled),
             *(_encode(record.notes).decode() if record.notes else None, True),
             None if _plain(record) else _encode(record).decode(),
-            *(record.plan, record.excess, record.excess_op),
+            *(record.plan, record.excess, record.excess_op, record.hits),
         )
         yield "cases", (run, record.backend, row, *head, *more, *last)
         for k in kernels:
@@ -204,7 +205,7 @@ def rows(
                 *(run, backend, row, case, divergence.family, k.outcome, k.kind),
                 *(k.op, k.policy, k.dtypes, divergence.known, divergence.fingerprint),
                 *(divergence.platform, (), (), 0, 0, False, None, False, None),
-                *(ingredient(divergence.case), -1.0, ""),
+                *(ingredient(divergence.case), -1.0, "", 0),
             ),
         )
         yield "kernels", (run, backend, row, *k)

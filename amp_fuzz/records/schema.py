@@ -219,7 +219,8 @@ class CaseRecord(msgspec.Struct, frozen=True, tag="case"):
     platform: the platform of a backend that chooses one itself: ``cpu``, ``gpu`` or ``tpu`` for
     JAX. notes: at most one of each group. plan: its ingredients, as `fingerprint.ingredient` names
     them. excess: the largest that was measured, at most `MOST_EXCESS`; -1 if no value differed in a
-    bit or no shadow could follow. excess_op: the op that computed that value, or "".
+    bit or no shadow could follow. excess_op: the op that computed that value, or "". hits: how many
+    artefacts the backend loaded from a compiler's caches.
     """
 
     id: str
@@ -242,6 +243,7 @@ class CaseRecord(msgspec.Struct, frozen=True, tag="case"):
     plan: str = ""
     excess: float = -1.0
     excess_op: str = ""
+    hits: int = 0
 
 
 class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):

@@ -84,9 +84,10 @@ class RunData:
     ops: the catalogue's ops by backend. parts: seconds by backend and part of the work.
     divergences: one row for each of `records`, in order. ends: one row for each task that ended.
     damage: one line for each unreadable record. unjudged: by backend, how many values differ in a
-    bit and could not be judged, and in how many cases. varied: the same of
-    values that differ as torch documents. uncompiled: by backend, how many cases agreed without
-    being compiled. notes: by group. incidents: workers that died without a finding.
+    bit and could not be judged, and in how many cases. varied: the same of values that differ as
+    torch documents. uncompiled: by backend, how many cases agreed without being compiled. hits: how
+    many artefacts were loaded from a compiler's caches, in how many cases. notes: by group.
+    incidents: workers that died without a finding.
     plans: by kernel, policy and ingredient of the plan, how often it was compared, on any backend.
     excess: by backend, the largest excess of each case in which one was measured. farthest: the
     largest by backend and the op at which it was.
@@ -106,6 +107,7 @@ class RunData:
     unjudged: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     varied: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     uncompiled: Mapping[str, int] = field(default_factory=dict)
+    hits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     incidents: tuple[IncidentRecord, ...] = ()
     state: Literal["ended", "running", "killed"] = "ended"
     notes: tuple[Noted, ...] = ()
@@ -177,6 +179,7 @@ class Tally:
     unjudged: dict[str, tuple[int, int]] = field(default_factory=dict)
     varied: dict[str, tuple[int, int]] = field(default_factory=dict)
     uncompiled: Counter[str] = field(default_factory=Counter)
+    hits: dict[str, tuple[int, int]] = field(default_factory=dict)
     notes: dict[tuple[str, ...], tuple[Note, Counter[str]]] = field(default_factory=dict)
     plans: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     words: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # of the plans in tables
@@ -207,12 +210,11 @@ class Tally:
 
     def _case(self, record: CaseRecord) -> None:
         self.annotate(record.notes, record.backend)
-        if record.varied:
-            values, cases = self.varied.get(record.backend, (0, 0))
-            self.varied[record.backend] = values + record.varied, cases + 1
-        if record.unjudged:
-            values, cases = self.unjudged.get(record.backend, (0, 0))
-            self.unjudged[record.backend] = values + record.unjudged, cases + 1
+        for name in ("varied", "unjudged", "hits"):
+            if some := getattr(record, name):
+                sums = getattr(self, name)
+                values, cases = sums.get(record.backend, (0, 0))
+                sums[record.backend] = values + some, cases + 1
         if record.excess >= 0:
             self.excess[record.backend].append(record.excess)
             self.reach(record.backend, record.excess_op, record.excess)
@@ -306,6 +308,7 @@ class Tally:
             unjudged=dict(sorted(self.unjudged.items())),
             varied=dict(sorted(self.varied.items())),
             uncompiled=dict(sorted(self.uncompiled.items())),
+            hits=dict(sorted(self.hits.items())),
             incidents=tuple(self.incidents),
             notes=tuple(
                 Noted(note, self.noted.get(group), dict(counts))

@@ -76,7 +76,7 @@ def _add_kernels(tables: Tables, path: Path, tally: Tally) -> None:
 
 
 def _add_cases(tables: Tables, path: Path, tally: Tally) -> None:
-    counted = ("unjudged", "varied", "uncompiled", "excess", "excess_op")
+    counted = ("unjudged", "varied", "uncompiled", "excess", "excess_op", "hits")
     for group in tables.groups(path, ("backend", "ops", "seconds", *counted)):
         backend = group["backend"][0].as_py()
         _add_excess(backend, group, tally)
@@ -87,7 +87,8 @@ def _add_cases(tables: Tables, path: Path, tally: Tally) -> None:
         codes = parts.indices.to_numpy()
         for code, part in enumerate(parts.dictionary.to_pylist()):
             tally.parts[backend, part].frombytes(spent[codes == code].tobytes())
-        for name, sums in (("unjudged", tally.unjudged), ("varied", tally.varied)):
+        for name in ("unjudged", "varied", "hits"):
+            sums = getattr(tally, name)
             values = group[name].to_numpy()
             if some := int(np.count_nonzero(values)):
                 before = sums.get(backend, (0, 0))

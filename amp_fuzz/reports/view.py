@@ -808,6 +808,11 @@ def _notes(data: RunData, backends: Iterable[BackendView], lost: int) -> Iterabl
             f"{on}: not judged: {plural(values, 'value')} in {plural(cases, 'case')}, which differ "
             "in a bit where no shadow could follow"
         )
+    for on, (artefacts, cases) in data.hits.items():
+        yield (
+            f"{on}: {plural(cases, 'case')} loaded {plural(artefacts, 'artefact')} from the "
+            "compiler's caches"
+        )
     for on, cases in data.uncompiled.items():
         yield (
             f"{on}: {plural(cases, 'case')} agreed without being compiled: dynamo made no "

@@ -26,6 +26,7 @@ def test_a_key_without_a_part_of_the_state_is_found(name: str) -> None:
     assert honest.outcome == "agreed", honest
 
 
+@pytest.mark.thorough
 def test_the_observed_run_loads_what_was_compiled_before() -> None:
     _, case = CACHED["autocast-dtype"]
     seen, plain = SeededCache().run([case])[0], CompileBackend("inductor").run([case])[0]
@@ -34,6 +35,7 @@ def test_the_observed_run_loads_what_was_compiled_before() -> None:
     assert CompileBackend("aot_eager", cached=True).run([case])[0].hits == 0  # it caches nothing
 
 
+@pytest.mark.thorough
 def test_the_caches_are_in_a_folder_of_the_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

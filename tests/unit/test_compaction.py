@@ -46,6 +46,7 @@ ALL: list[Record] = [
     *RECORDS,
     IncidentRecord("eager-cpu", "matmul", "crash", DEAD, "died of SIGSEGV", "last\nlines"),
     case_with(notes=(NOTE, replace(NOTE, message="no kernel for [9]")), unjudged=3, varied=2),
+    case_with(hits=3),
     case_with(uncompiled=True, platform="gpu", seconds={}, ops=(), kernels=()),
     case_with(seconds={"oracle": 0.1, "a new part": 0.2}, backend="compile[inductor]@cuda"),
     ran("diverged", kind="value", op="mm", at=0, kernels=(KernelRecord("mm", "fp32", "", 1),)),
@@ -100,7 +101,16 @@ def test_frames_have_the_same_rows(store: Store) -> None:
     for name in ("kernels", "ops", "parts", "divergences", "ends"):
         was, now = (sorted(getattr(d, name).itertuples(index=False)) for d in (before, after))
         assert now == was, name
-    for name in ("records", "incidents", "unjudged", "varied", "uncompiled", "state", "notes"):
+    for name in (
+        "records",
+        "incidents",
+        "unjudged",
+        "varied",
+        "uncompiled",
+        "hits",
+        "state",
+        "notes",
+    ):
         assert getattr(after, name) == getattr(before, name), name
 
 

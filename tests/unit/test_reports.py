@@ -339,6 +339,13 @@ def test_cases_that_agreed_without_a_graph_are_said(tmp_path: Path) -> None:
     assert note.startswith("eager-cpu: 1 case agreed without being compiled")
 
 
+def test_artefacts_of_a_compilers_caches_are_counted(tmp_path: Path) -> None:
+    one = msgspec.structs.replace(ran(), hits=2)
+    store = store_of(tmp_path, [one, ran(case=case(COS)), replace(one, id="1" * 16)])
+    (note,) = [n for n in view_of(store).notes if "artefact" in n]
+    assert note == "eager-cpu: 2 cases loaded 4 artefacts from the compiler's caches"
+
+
 def test_two_bugs_in_one_case_count_for_both(tmp_path: Path) -> None:
     store = store_of(tmp_path, [ran("known", kind="raise", known="a+b"), found(BIG, known="a+b")])
     assert [(k.id, k.cases) for k in view_of(store).known] == [("a", 2), ("b", 2)]
