@@ -26,7 +26,7 @@ from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.versions import holds
 from tests.faults.fault import patched
-from tests.helpers import Run, call, case, needs_torch, under, x
+from tests.helpers import Run, brief, call, case, needs_torch, under, x
 
 Op: Any = custom_ops.CustomOpDef
 _register_autocast, _register_autograd = Op.register_autocast, Op.register_autograd
@@ -144,7 +144,7 @@ def test_honest_custom_ops_agree(name: str, honest: Case) -> None:
     assert judged(name, honest).outcome == ("raised" if honest is OFF else "agreed")
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", brief(BACKENDS, "eager-cpu", "compile[aot_eager]"))
 @pytest.mark.parametrize(
     ("corrupt", "wrong"),
     [
@@ -252,7 +252,7 @@ IGNORED = "torch._library.custom_ops.CustomOpDef.register_autocast = lambda *arg
 @pytest.mark.parametrize(
     "name",
     [
-        *("eager-cpu", "compile[aot_eager]", "script"),
+        *brief(["eager-cpu", "compile[aot_eager]", "script"], "eager-cpu"),
         *(
             pytest.param(name, marks=pytest.mark.slow)
             for name in ("trace", "export", "script[freeze]", "trace[check]")

@@ -42,6 +42,7 @@ def test_the_cpu_and_the_meta_device_have_guards_of_their_own() -> None:
     assert device_guards.has_guard("meta")
 
 
+@pytest.mark.thorough
 def test_a_device_without_a_guard_gets_one_in_a_fresh_process() -> None:
     code = (
         "from amp_fuzz.backends.device_guards import has_guard, register_guard\n"

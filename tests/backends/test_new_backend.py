@@ -17,7 +17,7 @@ import amp_fuzz
 from amp_fuzz.backends import backends
 from amp_fuzz.interfaces.cli import main
 from tests.forks import Done, forked
-from tests.helpers import call, case, x
+from tests.helpers import brief, call, case, x
 
 # ``toy`` has all that is optional, ``bare`` has none of it. Both take every dtype for float16.
 FILE = '''
@@ -127,7 +127,7 @@ def test_both_are_listed_without_a_change_elsewhere(site: Path) -> None:
     assert {"toy", "bare"} <= backends().keys()
 
 
-@pytest.mark.parametrize("name", ["toy", "bare"])
+@pytest.mark.parametrize("name", brief(["toy", "bare"], "bare"))
 def test_run_finds_what_is_wrong(command: Callable[..., Done], name: str) -> None:
     done = command("run", f"--backends={name}", "--ops=mm", "--cases=4", "--seed=1", "--workers=1")
     assert done.code == 1, done.err

@@ -11,7 +11,7 @@ from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.program import Around, Autocast, AutocastDType, NoGrad
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from tests.helpers import BF16, F16, call, case, needs_torch, x
+from tests.helpers import BF16, F16, brief, call, case, needs_torch, x
 
 BACKENDS = ("compile[aot_eager]", "script", "trace", "export", "export[decomposed]")
 LATERS: tuple[tuple[Around, ...], ...] = (
@@ -54,10 +54,19 @@ PLANS: tuple[dict[str, Any], ...] = (
     *({"later": (around,), "reuse": reuse} for reuse in ("calls", "graph") for around in LATERS),
     {"later": LATERS, "backward": "none"},
 )
+FEW: tuple[dict[str, Any], ...] = (
+    {},
+    {"entry": "decorator"},
+    {"entry": "custom_op", "contexts": (Autocast(enabled=False),)},
+    {"backward": "under", "backward_context": F16},
+    {"checkpoint": "reentrant"},
+    {"later": ((F16,),), "reuse": "graph"},
+)
+"""Plans of the first tier."""
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize("plan", brief(PLANS, *FEW), ids=str)
 def test_plans_mean_what_they_mean_in_eager(backend: str, plan: dict[str, Any]) -> None:
     if backend.startswith("compile") and plan.get("entry") == "register_autocast":
         needs_torch(">=2.9")  # before, it cannot be told which autocast is around the backward

@@ -26,11 +26,13 @@ from amp_fuzz.reference import Policy, supposing
 from amp_fuzz.upstream import quirks, shipped
 from amp_fuzz.upstream.explain import judge_of
 from tests.faults.device import FAULTS, UNREGISTERED, faulty_device
-from tests.helpers import BF16, F16, call, case, drawn, stored, under, x
+from tests.helpers import BF16, F16, brief, call, case, drawn, stored, under, x
 
 pytestmark = pytest.mark.skipif(not privateuse1.supported(), reason="needs torch 2.10")
 
 CASES = stored("device_faults")
+# One of the policies, of the cache, of the state, and of what a device offers.
+FEW = ("cache-not-cleared", "dtype-not-restored", "dtype-unsupported", "cast-by-float16")
 
 CPU = Autocast("cpu", "bfloat16")
 MM = case([x("x0", 2, 2), x("w1", 2, 2)], call("mm", "x0", "w1"))
@@ -139,6 +141,7 @@ for op in (torch.tril, torch.frexp, torch.unbind):
 """
 
 
+@pytest.mark.thorough
 def test_a_kernel_that_fails_in_a_backward_pass_says_why() -> None:
     """Whether it returns a tensor, several, or a list of them."""
     done = subprocess.run([sys.executable, "-c", FAILING], capture_output=True, text=True)
@@ -233,7 +236,7 @@ def test_there_are_more_than_twenty_faults_and_a_case_for_each() -> None:
     assert set(CASES) == {*FAULTS, UNREGISTERED}
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", brief(FAULTS, *FEW))
 def test_a_fault_is_found(faulty: tuple[PrivateUse1Backend, Path], name: str) -> None:
     backend, file = faulty
     judge = judge_of(backend, shipped())
@@ -272,6 +275,7 @@ def test_a_device_that_cannot_be_had_says_why(backend: PrivateUse1Backend) -> No
         replace(backend, process=process).run([MM])
 
 
+@pytest.mark.thorough
 def test_a_device_is_installed_once() -> None:
     code = (
         "from amp_fuzz import privateuse1 as p\n"

@@ -169,6 +169,7 @@ def test_a_script_sets_what_the_case_sets() -> None:
     assert torch.backends.cuda.flash_sdp_enabled()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_all_settings_of_a_device_are_drawn(device: str) -> None:
     made = [one.plan for one in drawn(1500, device, settings=drawn_on(device), statements=1)]

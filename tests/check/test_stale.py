@@ -144,6 +144,7 @@ class Only(BrokenCompiler):
         return BrokenCompiler.called(self, function, plan, call)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "verdict"), [(Only, "diverges"), (BrokenCompiler, "stale")])
 def test_a_compiler_that_is_wrong_beside_it_still_fails(
     kind: type[BrokenCompiler], verdict: str

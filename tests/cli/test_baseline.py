@@ -103,6 +103,7 @@ def test_a_new_one_in_the_same_cases_fails(amp_fuzz: Command, found: None, moods
     assert "baseline: 1 entry (1 there)" in done.out
 
 
+@pytest.mark.thorough
 def test_a_fixed_entry_is_reported(
     amp_fuzz: Command, found: None, moods: Command, tmp_path: Path
 ) -> None:
@@ -172,6 +173,7 @@ def test_a_crash_is_known_of_its_own_case_only(amp_fuzz: Command) -> None:
     assert "still there" in amp_fuzz("baseline", "check").out
 
 
+@pytest.mark.thorough
 def test_update_adds_and_leaves_the_rest(
     amp_fuzz: Command, found: None, moods: Command, tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ CASE = Case(
 )
 
 
+@pytest.mark.thorough
 def test_replay_shows_what_was_found(
     amp_fuzz: Command, fuzzed: tuple[Path, Any], identity: str
 ) -> None:
@@ -86,6 +87,7 @@ def test_a_bug_of_ours_in_replay(amp_fuzz: Command, tmp_path: Path) -> None:
     assert "RuntimeError: the backend itself is wrong" in done.err
 
 
+@pytest.mark.thorough
 def test_a_known_divergence_is_named_and_exits_0(amp_fuzz: Command, tmp_path: Path) -> None:
     # Autocast's promote policy raises here on torch 2.7 to 2.13 (pytorch #132715).
     cat = Statement("cat", "function", (Items((Ref("x0"), Ref("x0"))), 0), outputs=("v0",))
@@ -126,6 +128,7 @@ def test_repro_prints_a_script(amp_fuzz: Command, fuzzed: tuple[Path, Any], iden
     compile(done.out, "repro.py", "exec")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("form", "said"),
     [("script", "exit code 0: observed: .*"), ("pytest", "exit code 0: 1 passed.*")],

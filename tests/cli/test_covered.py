@@ -127,6 +127,7 @@ def test_the_folder_is_a_corpus(tmp_path: Path) -> None:
     assert "kernel-mm.json" in {one.name for one in found}
 
 
+@pytest.mark.thorough
 def test_a_run_keeps_them(amp_fuzz: Callable[..., Any], tmp_path: Path) -> None:
     run = ("run", "--backends=eager-cpu,lying-cpu", "--ops=abs,relu", "--cases=20", "--seed=1")
     assert amp_fuzz(*run, "--minimize=0").code == 1

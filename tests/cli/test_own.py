@@ -27,7 +27,7 @@ def outcomes(folder: Path) -> set[str]:
         ("always-value", (), 0, "backend"),
         ("always-value", ("--fail-on=backend",), 1, "backend"),
         ("value", (), 1, "diverged"),
-        ("value", ("--fail-on=backend",), 1, "diverged"),
+        pytest.param("value", ("--fail-on=backend",), 1, "diverged", marks=pytest.mark.thorough),
     ],
 )
 def test_a_wrong_kernel_fails_a_run_if_autocast_has_a_part_in_it_or_if_asked(
@@ -73,6 +73,7 @@ def test_it_is_minimised_once_a_group_and_told_everywhere(
     assert next_run.code == 0
 
 
+@pytest.mark.thorough
 def test_a_new_divergence_does_not_shrink_into_one_of_the_backends_own(
     amp_fuzz: Command, tmp_path: Path
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_new_divergence_does_not_shrink_into_one_of_the_backends_own(
         assert (finding.known == "backend") == (finding.op == "neg")
 
 
+@pytest.mark.thorough
 def test_an_old_store_has_none_and_still_reads(amp_fuzz: Command, tmp_path: Path) -> None:
     """A finding that a run without this outcome kept is told as the backend's own now."""
     (tmp_path / "moods.txt").write_text("abs value\n")

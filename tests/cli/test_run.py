@@ -381,11 +381,16 @@ RUN = ["run", "--backends=eager-cpu", "--cases=1"]
     ("words", "module", "number"),
     [
         (RUN, "numpy.dtypes", signal.SIGINT),
-        (RUN, "torch._C", signal.SIGINT),
-        (RUN, "amp_fuzz.interfaces.cli.audit", signal.SIGINT),
         (RUN, "torch.autograd", signal.SIGTERM),
-        (["doctor"], "numpy.dtypes", signal.SIGINT),
-        (["audit", "--ops=abs"], "numpy.dtypes", signal.SIGINT),
+        *(
+            pytest.param(command, module, signal.SIGINT, marks=pytest.mark.thorough)
+            for command, module in (
+                (RUN, "torch._C"),
+                (RUN, "amp_fuzz.interfaces.cli.audit"),
+                (["doctor"], "numpy.dtypes"),
+                (["audit", "--ops=abs"], "numpy.dtypes"),
+            )
+        ),
     ],
 )
 def test_a_signal_during_an_import(
@@ -443,9 +448,13 @@ def corpus(tmp_path: Path) -> None:
     ("options", "code"),
     [
         ((), 0),
-        (("--notes=portability",), 0),
+        pytest.param(("--notes=portability",), 0, marks=pytest.mark.thorough),
         (("--fail-on=portability",), 1),
-        (("--notes=portability", "--fail-on=precision,autocast-raises"), 0),
+        pytest.param(
+            ("--notes=portability", "--fail-on=precision,autocast-raises"),
+            0,
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_a_note_fails_a_run_only_if_it_was_told_to(

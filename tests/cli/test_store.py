@@ -88,6 +88,7 @@ def test_without_pyarrow_commands_say_how_to_install_it(
         assert done.err.endswith("pip install 'amp-fuzz[parquet]'\n")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("words", [["report"], ["compare", OLD, NEW], ["list"], ["list", "runs"]])
 def test_commands_say_the_same_of_a_compacted_run(
     command: Command, store: Store, words: list[str]

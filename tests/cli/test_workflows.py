@@ -31,6 +31,7 @@ def test_each_command_of_a_workflow_can_be_parsed(name: str) -> None:
         command.make_context(line, words)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_each_file_of_a_workflow_is_one_of_a_report(name: str, tmp_path: Path) -> None:
     paths = read(store_of(tmp_path, small_run()), "r1").write(tmp_path / "report")

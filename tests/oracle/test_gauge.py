@@ -232,6 +232,7 @@ def test_vectors_are_read_of_each_decomposition_at_each_call(
             assert torch.equal(vectors, -want if turned else want)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("turned", "where"),
     [(("v0", "v2"), ""), (("v0",), "call0.v0"), (("v0", "v1", "v2"), "call0.v1")],

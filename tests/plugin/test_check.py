@@ -111,6 +111,7 @@ class TestOps:
     )
 
 
+@pytest.mark.thorough
 def test_options_and_the_marker_give_defaults(project: pytest.Pytester) -> None:
     project.makefile(".toml", **{"amp-fuzz": "backends = ['fake-xpu']\nseed = 7"})
     project.makepyfile(
@@ -242,6 +243,7 @@ def test_of(amp_check, how):
     done.stdout.fnmatch_lines(["SKIPPED*needs a GPU", "XFAIL*needs a GPU"])
 
 
+@pytest.mark.thorough
 def test_amp_precision_fails_a_test_whose_model_loses_digits(project: pytest.Pytester) -> None:
     project.makepyfile(
         MODEL

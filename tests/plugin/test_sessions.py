@@ -216,6 +216,7 @@ ENDS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @SPREAD
 @pytest.mark.parametrize("end", brief(ENDS, "SIGSEGV"))

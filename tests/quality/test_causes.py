@@ -30,6 +30,8 @@ from tests.faults.corrupted import Corrupted, Patches, wrong_kernels
 from tests.faults.many import seeded
 from tests.helpers import BF16, F16, WrongKernel, call, case, eager, under, x
 
+pytestmark = pytest.mark.thorough
+
 UNCACHED = Autocast(dtype="bfloat16", cache_enabled=False)
 
 # A context within another turns the weight cache off; what is left is the state alone, or that the

@@ -125,6 +125,7 @@ def test_the_depth_of_transforms_is_told() -> None:
 # --- the key
 
 
+@pytest.mark.thorough
 def test_the_key_may_be_switched_on_before_anything_has_a_kernel_on_it() -> None:
     """A quirk does that, in a program without autocast: no op may raise for want of a kernel."""
     assert (
@@ -153,6 +154,7 @@ def test_torch_has_no_kernel_on_the_key() -> None:
     assert run_alone(program) == "[]"
 
 
+@pytest.mark.thorough
 def test_the_key_is_off_in_a_fresh_process_and_in_a_fresh_thread() -> None:
     program = f"""
         import torch

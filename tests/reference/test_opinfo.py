@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -360,10 +360,20 @@ def fake_cases(op: OpInfo, thorough: bool) -> Iterator[Case]:
 
 
 @every_op
-@thoroughly
-def test_on_fake_devices_dtypes_and_shapes_are_torchs(op: OpInfo, thorough: bool) -> None:
+@pytest.mark.parametrize(
+    ("devices", "thorough"),
+    [
+        (("cuda",), False),
+        pytest.param([d for d in FAKE_DEVICES if d != "cuda"], False, marks=pytest.mark.thorough),
+        pytest.param(FAKE_DEVICES, True, marks=pytest.mark.slow),
+    ],
+    ids=["cuda", "others", "thorough"],
+)
+def test_on_fake_devices_dtypes_and_shapes_are_torchs(
+    op: OpInfo, devices: Sequence[str], thorough: bool
+) -> None:
     for case in fake_cases(op, thorough):
-        for device in FAKE_DEVICES:
+        for device in devices:
 
             def run(autocast: Autocast, case: Case = case, device: str = device) -> Any:
                 return on_fake_device(op, case, autocast, device)

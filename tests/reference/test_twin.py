@@ -543,6 +543,7 @@ def test_a_tensor_that_dies_frees_its_exact_copy_at_the_next_sweep() -> None:
         assert not twin._memories
 
 
+@pytest.mark.thorough
 def test_a_first_run_does_not_import_dynamo() -> None:
     script = """
 import sys, torch

@@ -254,6 +254,7 @@ def deadly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     backends.cache_clear()
 
 
+@pytest.mark.thorough
 def test_a_cell_that_kills_its_worker_is_a_crash(deadly: str) -> None:
     ops = [CATALOGUE["mm"], CATALOGUE["bmm"]]
     parts = list(audit([backends()["deadly"]], ops))

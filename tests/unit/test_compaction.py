@@ -390,6 +390,7 @@ READERS: dict[str, Callable[[Store], object]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("when", ["before its lines are listed", "before they are opened"])
 @pytest.mark.parametrize("name", READERS)
 def test_who_reads_while_a_run_is_compacted_misses_nothing(

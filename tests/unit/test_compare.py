@@ -94,6 +94,7 @@ def test_two_causes_are_two(tmp_path: Path) -> None:
     assert states(seen) == [("new", False, 0, 20), ("gone", False, 20, 0)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("before", "after", "state"), [(0, 1, ""), (0, 20, "new"), (20, 0, "gone"), (1, 0, "")]
 )
@@ -222,6 +223,7 @@ def test_more_fails(tmp_path: Path) -> None:
     assert list(failing(seen, conditions("new,more"))) == ["1 cause is met more often"]
 
 
+@pytest.mark.thorough
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     store = Store(tmp_path / ".amp-fuzz")
@@ -239,6 +241,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert invoke(command, [one, "r2"]).output.startswith("A r9: torch 2.13.0")
 
 
+@pytest.mark.thorough
 def test_a_run_is_named_by_its_branch(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for name, branch in (("r1", "main"), ("r2", "main"), ("r3", "mine"), ("r4", "")):
@@ -255,6 +258,7 @@ def test_a_run_is_named_by_its_branch(tmp_path: Path) -> None:
     assert compare(read(store, "r4"), read(store, "r3")).differ == ()  # of an earlier amp-fuzz
 
 
+@pytest.mark.thorough
 def test_what_did_not_run_again_fails_if_anything_may(tmp_path: Path) -> None:
     two = [*drawn(10), ran(backend="fake-cuda")]
     seen = compared(tmp_path, two, drawn(10))
@@ -291,6 +295,7 @@ def test_a_quiet_line_for_each_part(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "known bugs: nothing changed" in done.output
 
 
+@pytest.mark.thorough
 def test_settings_machines_and_commits_that_differ_are_said(tmp_path: Path) -> None:
     store = Store(tmp_path / ".amp-fuzz")
     for name, value in (("r1", "False"), ("r2", "True"), ("r0", "")):

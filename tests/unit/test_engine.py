@@ -184,6 +184,7 @@ def wrong_mm(monkeypatch: pytest.MonkeyPatch) -> Backend:
     return wrong
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("wrong_mm")
 def test_a_finding_comes_once_minimised_and_explained() -> None:
     events = list(explore(TASK, SETTINGS))

@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -63,6 +64,7 @@ def test_the_cases_of_findings_and_those_without_add_up_to_the_headline(
     assert len(set(fingerprints)) == len(fingerprints)
 
 
+@pytest.mark.thorough
 @settings(max_examples=25, deadline=None)
 @given(outcomes())
 def test_a_finding_with_a_cause_of_some_case_is_shown(records: list[Record]) -> None:

@@ -231,6 +231,7 @@ def exists(module: str) -> bool:
     return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
 
 
+@pytest.mark.thorough
 def test_no_module_reaches_back() -> None:
     broken = [
         line

@@ -110,6 +110,7 @@ def memory(store: Store) -> Any:
     files.rm("/stored", recursive=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("compacted", [False, True])
 @pytest.mark.parametrize("table", TABLES)
 def test_a_url_is_read_as_a_folder_is(

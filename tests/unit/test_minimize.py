@@ -132,6 +132,7 @@ def test_a_fault_in_one_op_becomes_one_plain_call_on_few_elements(op: str) -> No
         assert again.case == small
 
 
+@pytest.mark.thorough
 def test_a_fault_on_tensors_without_values_becomes_one_call_too() -> None:
     judge = judge_of(WrongKernel(backends()["fake-cuda"], "mm"))
     cases = drawn(200, "cuda", ops=["mm", "relu", "add", "cat"], focus=["mm"], seed=2)

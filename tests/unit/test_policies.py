@@ -28,6 +28,8 @@ from amp_fuzz.runs.policies import (
     unobserved,
 )
 
+pytestmark = pytest.mark.thorough
+
 OLD = Measured("2.11.0+cu130", {"cpu": {"mm": "lower_precision_fp", "qr": "fp32"}})
 NEW = Measured("2.15.0", {"cpu": {"mm": "fp32", "exp": "fp32"}, "maia": {"mm": "promote"}})
 

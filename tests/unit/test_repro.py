@@ -124,13 +124,18 @@ REUSED = ("compile-region-state", "compile-default-dtype")
     [
         ("promote-foreign-half", CAT, "eager-cpu"),
         ("cache-ignores-dtype", NESTED, "eager-cpu"),
-        ("custom-fwd-setup-context", planned(entry="setup_context"), "eager-cpu"),
-        ("custom-op-weight-cache", planned(entry="custom_op", calls=2), "eager-cpu"),
-        *((name, BUGS[name].examples[0].case, "compile[aot_eager]") for name in REUSED),
-        ("custom-op-body-off", planned(entry="custom_op"), "compile[aot_eager]"),
-        ("custom-op-body-off", planned(entry="custom_op", backward="none"), "fake-cuda"),
-        ("transform-before-autocast", LINEAR, "eager-cpu"),
-        ("promote-skips-optional", BILINEAR, "fake-cuda"),
+        *(
+            pytest.param(*one, marks=pytest.mark.thorough)
+            for one in (
+                ("custom-fwd-setup-context", planned(entry="setup_context"), "eager-cpu"),
+                ("custom-op-weight-cache", planned(entry="custom_op", calls=2), "eager-cpu"),
+                *((name, BUGS[name].examples[0].case, "compile[aot_eager]") for name in REUSED),
+                ("custom-op-body-off", planned(entry="custom_op"), "compile[aot_eager]"),
+                ("custom-op-body-off", planned(entry="custom_op", backward="none"), "fake-cuda"),
+                ("transform-before-autocast", LINEAR, "eager-cpu"),
+                ("promote-skips-optional", BILINEAR, "fake-cuda"),
+            )
+        ),
     ],
 )
 def test_known_bugs_reproduce_with_only_torch(

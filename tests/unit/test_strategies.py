@@ -169,6 +169,7 @@ def test_every_form_comes_up(form: str) -> None:
     find_any(lambda c: any(s.form == form for s in statements(c.program.body)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [*FLOAT_DTYPES, "int64", "bool", "complex64"])
 def test_every_kind_of_dtype_comes_up(dtype: str) -> None:
     find_any(lambda c: any(s.dtype == dtype for s in c.program.inputs))
