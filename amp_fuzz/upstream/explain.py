@@ -8,7 +8,7 @@ from typing import Literal
 
 from amp_fuzz.backends import Backend
 from amp_fuzz.cases.program import statements
-from amp_fuzz.oracle import Divergence
+from amp_fuzz.oracle import Divergence, compare
 from amp_fuzz.oracle.attribution import NONE, own
 from amp_fuzz.oracle.judge import Explanation, Judge
 from amp_fuzz.oracle.trial import Trial
@@ -81,24 +81,27 @@ class Explainer:
         search = _Search(trial, found, self.listed, left.divergence)
         chosen = smallest(search.candidates(self._tried(trial)), search.explains)
         if chosen is None:
-            return self._with_own(trial, found, search.acting(self._tried(trial)))
+            return self._with_own(trial, found, search)
         return "+".join([*(k.id for k in chosen), *search.left(chosen).ids])
 
-    def _with_own(self, trial: Trial, found: Divergence, acting: Sequence[Known]) -> str:
+    def _with_own(self, trial: Trial, found: Divergence, search: _Search) -> str:
         """Return the ids of entries that explain a case beside the backend's own, or "".
 
         The explicit program has the casts that the bugs make. It costs a run of the backend.
         """
         if found.kind in ("relation", "nondeterminism"):
             return ""
-        alone = [[entry] for entry in acting] if len(acting) > 1 else []
-        for chosen in ([*acting], *alone) if acting else ():
+        tried = self._tried(trial)
+        acting, changing = search.acting(tried), search.changing(tried)
+        sets = [acting, *([entry] for entry in acting), changing]
+        for chosen in dict.fromkeys(tuple(chosen) for chosen in sets if chosen):
             now = replace(imitated(trial, _names(chosen)), own=NONE)  # asked anew, of all values
-            left = None if now.raises_another() else now.compare()
-            if left is None:
+            another = now.raises_another()
+            if (left := now.compare()) is None and not another:
                 continue
-            rest = self.listed.left(replace(now, own=own(now, left)), plain=trial)
-            if rest.divergence is None:
+            now = replace(now, own=own(now, left or found))
+            rest = self.listed.left(now, plain=trial)
+            if rest.divergence is None and (now.own.raises or not another):
                 return "+".join([*(k.id for k in chosen), *rest.ids, OWN])
         return ""
 
@@ -174,6 +177,12 @@ class _Search:
         """Return the entries that leave something else alone, of those that were tried."""
         tried = [k for k in entries if frozenset({k.quirk}) in self.lefts]
         return [k for k in tried if self.left([k]).divergence != self.rest]
+
+    def changing(self, entries: Iterable[Known]) -> list[Known]:
+        """Return the entries with whose bugs the reference gives something else, of all values."""
+        honest, values = self.trial.expected, self.trial.backend.values
+        given = ((k, imitated(self.trial, {k.quirk}).expected) for k in entries)
+        return [k for k, seen in given if compare(honest, seen, values=values) is not None]
 
     def _asked_for(self, general: list[Known]) -> list[Known]:
         """Return the entries, of those of every backend, whose bugs may change the case.

@@ -256,6 +256,16 @@ def test_a_plan_means_what_it_means_in_torch(backend: TorchaxBackend, one: Case)
 
 
 @needs_jax
+def test_a_checkpoint_that_draws_leaves_no_tracer(backend: TorchaxBackend) -> None:
+    """A module draws its first weights on torchax, even on the meta device."""
+    how = {"stride": [1], "padding": [0], "dilation": [1], "groups": 1, "mode": "zeros"}
+    layer = call("Conv1d", "x0", "w1", None, form="module", inner=1, made=1, **how)
+    inputs = [x("x0", 1, 1, 3), x("w1", 1, 1, 2)]
+    one = case(inputs, under(Checkpoint(), layer), contexts=(), steps=2)
+    assert [seen.raised for seen in backend.run([one, one])] == [None, None]
+
+
+@needs_jax
 def test_a_weight_has_no_cached_cast(backend: TorchaxBackend) -> None:
     """Its gradient is summed in float32, as the reference has it without a cache."""
     one = case(SQUARES, call("mm", "x0", "w1"), call("mm", "v0", "w1", to="v1"))
