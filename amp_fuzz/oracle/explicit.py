@@ -84,7 +84,7 @@ def calls_of(case: Case, runtime: ReferenceRuntime, dtypes: dict[str, str] | Non
                 tensors = {n: v for n, v in names.items() if isinstance(v, torch.Tensor)}
                 dtypes.update({n: str(v.dtype).removeprefix("torch.") for n, v in tensors.items()})
 
-        harness.run_marked(case, surrounded(runtime.of(case)), mark)
+        harness.run_marked(case, surrounded(runtime.runtime), mark)
     ends = [n for _, n in starts[1:]] + [len(log)] if starts else []
     for (i, start), end in reversed(list(zip(starts, ends, strict=True))):
         found[i][1][:] = log[start:end]

@@ -10,7 +10,9 @@ from amp_fuzz.backends import Backend
 from amp_fuzz.cases.program import statements
 from amp_fuzz.oracle import Divergence, compare
 from amp_fuzz.oracle.attribution import NONE, own
+from amp_fuzz.oracle.explicit import calls_of
 from amp_fuzz.oracle.judge import Explanation, Judge
+from amp_fuzz.oracle.labels import named
 from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.records.schema import OWN
 from amp_fuzz.upstream import beside
@@ -93,17 +95,25 @@ class Explainer:
             return ""
         tried = self._tried(trial)
         acting, changing = search.acting(tried), search.changing(tried)
-        sets = [acting, *([entry] for entry in acting), changing]
-        for chosen in dict.fromkeys(tuple(chosen) for chosen in sets if chosen):
-            now = replace(imitated(trial, _names(chosen)), own=NONE)  # asked anew, of all values
-            another = now.raises_another()
-            if (left := now.compare()) is None and not another:
-                continue
-            now = replace(now, own=own(now, left or found))
-            rest = self.listed.left(now, plain=trial)
-            if rest.divergence is None and (now.own.raises or not another):
-                return "+".join([*(k.id for k in chosen), *rest.ids, OWN])
-        return ""
+        more = [k for k in tried if k in changing or not k.general] if changing else []
+        sets = filter(None, [acting, *([entry] for entry in acting), changing, more])
+        chosen = smallest(sets, lambda k: self._left_own(trial, found, k) is not None)
+        if chosen is None:
+            return ""
+        listed = self._left_own(trial, found, chosen) or ()
+        return "+".join([*(k.id for k in chosen), *listed, OWN])
+
+    def _left_own(
+        self, trial: Trial, found: Divergence, chosen: Iterable[Known]
+    ) -> Sequence[str] | None:
+        """Return the ids of entries that list what bugs leave beside the backend's own, or None."""
+        now = replace(imitated(trial, _names(chosen)), own=NONE)  # asked anew, of all values
+        another = now.raises_another()
+        if ((left := now.compare()) is None and not another) or not _reached(trial, now):
+            return None
+        now = replace(now, own=own(now, left or found))
+        rest = self.listed.left(now, plain=trial)
+        return rest.ids if rest.divergence is None and (now.own.raises or not another) else None
 
     def _tried(self, trial: Trial) -> list[Known]:
         """Return the entries whose bugs the reference may imitate in this case.
@@ -194,6 +204,20 @@ class _Search:
             return general
         asked = self.trial.backend.reference().asked(self.trial.case)
         return general if asked is None else [k for k in general if k.quirk in asked]
+
+
+def _reached(trial: Trial, now: Trial) -> bool:
+    """Return whether the reference has the dtypes that were observed, up to an error.
+
+    It returns nothing then. now: the trial in which it imitates bugs.
+    """
+    dtypes: dict[str, str] = {}
+    if now.expected.raised is not None:
+        with now.within_scope():
+            calls_of(now.case, now.backend.reference(), dtypes)
+    seen = {at: value for at, value in now.observed.values.items() if at not in trial.own.labels}
+    made = ((dtypes.get(named(at)), value) for at, value in seen.items() if value is not None)
+    return all(dtype is None or str(value.dtype) == f"torch.{dtype}" for dtype, value in made)
 
 
 def _names(entries: Iterable[Known]) -> frozenset[str]:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -258,7 +259,8 @@ def test_a_plan_means_what_it_means_in_torch(backend: TorchaxBackend, one: Case)
 @needs_jax
 def test_a_checkpoint_that_draws_leaves_no_tracer(backend: TorchaxBackend) -> None:
     """A module draws its first weights on torchax, even on the meta device."""
-    how = {"stride": [1], "padding": [0], "dilation": [1], "groups": 1, "mode": "zeros"}
+    how: dict[str, Any] = {"stride": [1], "padding": [0], "dilation": [1], "groups": 1}
+    how["mode"] = "zeros"
     layer = call("Conv1d", "x0", "w1", None, form="module", inner=1, made=1, **how)
     inputs = [x("x0", 1, 1, 3), x("w1", 1, 1, 2)]
     one = case(inputs, under(Checkpoint(), layer), contexts=(), steps=2)

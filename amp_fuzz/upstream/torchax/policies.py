@@ -71,8 +71,8 @@ with env, torchax.amp.autocast("jax", torch.bfloat16):
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -126,6 +126,13 @@ class _Packets(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
 
 
+@contextmanager
+def _by_name() -> Iterator[None]:
+    """Call torch functions, and ops without their overload, as torchax does."""
+    with reference.intercepting(), _Packets():
+        yield
+
+
 def _decomposing(semantics: Semantics) -> Semantics:
     """Look up no policy of an op that is made of others."""
 
@@ -169,7 +176,7 @@ BUGS = (
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax*", "!torchax[torch.autocast]"),
-        imitation=replace(_imitated(_decomposing), around=_Packets),
+        imitation=replace(_imitated(_decomposing), around=_by_name),
         examples=(
             Example("torchax", case([x("x0", 2, 3), x("w1", 2, 3)], call("linear", "x0", "w1"))),
             Example(
