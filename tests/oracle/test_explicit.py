@@ -50,12 +50,17 @@ def test_a_program_that_is_called_again_has_no_explicit_program() -> None:
     [
         pytest.param(
             case(SQUARES, MM, AGAIN),
-            [*CAST, "v1 = mm(v0, a1)"],
+            [*CAST, "a2 = to.dtype[method](v0, bfloat16)", "v1 = mm(a2, a1)"],
             id="a cached weight is cast once",
         ),
         pytest.param(
             case(SQUARES, MM, AGAIN, contexts=(Autocast(dtype="bfloat16", cache_enabled=False),)),
-            [*CAST, "a2 = to.dtype[method](w1, bfloat16)", "v1 = mm(v0, a2)"],
+            [
+                *CAST,
+                "a2 = to.dtype[method](v0, bfloat16)",
+                "a3 = to.dtype[method](w1, bfloat16)",
+                "v1 = mm(a2, a3)",
+            ],
             id="without a cache it is cast twice",
         ),
         pytest.param(
@@ -82,7 +87,11 @@ def test_a_program_that_is_called_again_has_no_explicit_program() -> None:
         ),
         pytest.param(
             case([x("x0", 2), x("x1", 2, dtype="float16")], call("stack", ["x0", "x1"])),
-            ["a0 = to.dtype[method](x1, float32)", "v0 = stack([x0, a0])"],
+            [
+                "a0 = to.dtype[method](x0, float32)",
+                "a1 = to.dtype[method](x1, float32)",
+                "v0 = stack([a0, a1])",
+            ],
             id="promotion",
         ),
         pytest.param(
