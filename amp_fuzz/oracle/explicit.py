@@ -9,7 +9,7 @@ reference then gives the same values. Otherwise that statement alone stays under
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ import torch
 from amp_fuzz import reference
 from amp_fuzz.backends import harness
 from amp_fuzz.backends.harness import Observation
-from amp_fuzz.backends.reference import ReferenceRuntime
+from amp_fuzz.backends.reference import ReferenceRuntime, surrounded
 from amp_fuzz.cases.case import Case, Entry, bare, uses_autocast
 from amp_fuzz.cases.program import (
     FLOAT_DTYPES,
@@ -84,7 +84,7 @@ def calls_of(case: Case, runtime: ReferenceRuntime, dtypes: dict[str, str] | Non
                 tensors = {n: v for n, v in names.items() if isinstance(v, torch.Tensor)}
                 dtypes.update({n: str(v.dtype).removeprefix("torch.") for n, v in tensors.items()})
 
-        harness.run_marked(case, runtime.runtime, mark)
+        harness.run_marked(case, surrounded(runtime.runtime), mark)
     ends = [n for _, n in starts[1:]] + [len(log)] if starts else []
     for (i, start), end in reversed(list(zip(starts, ends, strict=True))):
         found[i][1][:] = log[start:end]
@@ -240,13 +240,10 @@ class _Writer:
         wanted = {o.removeprefix("aten::") for o in op.overloads}
         first = next((c for c in log if c.overload in wanted), None)
         ways: list[Callable[[Statement], list[Statement]]] = []
-        if first is not None and touched == [first] and not first.sets_dtype:
-            casts = {names.get(c.source, ""): (str(c.new), c.cached) for c in first.casts}
-            if "" not in casts:
-                ways.append(lambda s: self._cast(s, casts))
         given = set(uses(node))
         dtypes = Counter(str(c.new) for call in touched for c in call.casts)
         tried = [d for d, _ in dtypes.most_common()] or ["torch.float32"]
+        old = {str(c.old).removeprefix("torch.") for call in touched for c in call.casts}
         cached = {
             names[c.source]
             for call in touched
@@ -254,8 +251,13 @@ class _Writer:
             if c.cached and c.source in names
         }
         for dtype in tried:
-            casts = {n: (dtype, n in cached) for n in given if self._castable(n)}
+            casts = {n: (dtype, n in cached) for n in given if self._castable(n, old)}
             ways.append(lambda s, casts=casts: self._cast(s, casts))  # type: ignore[misc]
+        # Last: another backend's value may have another dtype, and is cast all the same.
+        if first is not None and touched == [first] and not first.sets_dtype:
+            made = {names.get(c.source, ""): (str(c.new), c.cached) for c in first.casts}
+            if "" not in made:
+                ways.append(lambda s: self._cast(s, made))
         return ways
 
     def _cast(self, node: Statement, casts: Mapping[str, tuple[str, bool]]) -> list[Statement]:
@@ -280,9 +282,9 @@ class _Writer:
         kwargs = tuple((k, _renamed(a, names)) for k, a in node.kwargs)
         return [*before, msgspec.structs.replace(node, args=args, kwargs=kwargs)]
 
-    def _castable(self, name: str) -> bool:
-        """Return whether a name is of a tensor that autocast may cast."""
-        return self.dtypes.get(name) in FLOAT_DTYPES[:3]
+    def _castable(self, name: str, old: Set[str]) -> bool:
+        """Return whether a name is of a tensor that is cast: of these dtypes, or eligible."""
+        return self.dtypes.get(name) in {*FLOAT_DTYPES[:3], *old}
 
 
 def _renamed(arg: Arg, names: Mapping[str, str]) -> Arg:

@@ -170,11 +170,14 @@ class Trial:
 
     @_once
     def explicit(self) -> Explicit | None:
-        """Return the explicit program of the case, if it has one that the backend can express."""
+        """Return the explicit program of the case, if it has one that the backend can express.
+
+        It returns what the case does: gradients depend on what is returned.
+        """
         found = explicit(self)
         if found is None or unsupported(found.case, self.backend):
             return None
-        case = self.backend.fit(found.case)
+        case = self.backend.fit(found.case).with_program(outputs=self.case.program.outputs)
         return found if case == found.case else replace(found, case=case, expected=self.refer(case))
 
     def beside(self, case: Case, expected: Observation) -> Trial:

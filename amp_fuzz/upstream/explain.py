@@ -8,9 +8,11 @@ from typing import Literal
 
 from amp_fuzz.backends import Backend
 from amp_fuzz.cases.program import statements
-from amp_fuzz.oracle import Divergence
+from amp_fuzz.oracle import Divergence, compare
 from amp_fuzz.oracle.attribution import NONE, own
+from amp_fuzz.oracle.explicit import calls_of
 from amp_fuzz.oracle.judge import Explanation, Judge
+from amp_fuzz.oracle.labels import named
 from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.records.schema import OWN
 from amp_fuzz.upstream import beside
@@ -81,26 +83,37 @@ class Explainer:
         search = _Search(trial, found, self.listed, left.divergence)
         chosen = smallest(search.candidates(self._tried(trial)), search.explains)
         if chosen is None:
-            return self._with_own(trial, found, search.acting(self._tried(trial)))
+            return self._with_own(trial, found, search)
         return "+".join([*(k.id for k in chosen), *search.left(chosen).ids])
 
-    def _with_own(self, trial: Trial, found: Divergence, acting: Sequence[Known]) -> str:
+    def _with_own(self, trial: Trial, found: Divergence, search: _Search) -> str:
         """Return the ids of entries that explain a case beside the backend's own, or "".
 
         The explicit program has the casts that the bugs make. It costs a run of the backend.
         """
         if found.kind in ("relation", "nondeterminism"):
             return ""
-        alone = [[entry] for entry in acting] if len(acting) > 1 else []
-        for chosen in ([*acting], *alone) if acting else ():
-            now = replace(imitated(trial, _names(chosen)), own=NONE)  # asked anew, of all values
-            left = None if now.raises_another() else now.compare()
-            if left is None:
-                continue
-            rest = self.listed.left(replace(now, own=own(now, left)), plain=trial)
-            if rest.divergence is None:
-                return "+".join([*(k.id for k in chosen), *rest.ids, OWN])
-        return ""
+        tried = self._tried(trial)
+        acting, changing = search.acting(tried), search.changing(tried)
+        more = [k for k in tried if k in changing or not k.general] if changing else []
+        sets = filter(None, [acting, *([entry] for entry in acting), changing, more])
+        chosen = smallest(sets, lambda k: self._left_own(trial, found, k) is not None)
+        if chosen is None:
+            return ""
+        listed = self._left_own(trial, found, chosen) or ()
+        return "+".join([*(k.id for k in chosen), *listed, OWN])
+
+    def _left_own(
+        self, trial: Trial, found: Divergence, chosen: Iterable[Known]
+    ) -> Sequence[str] | None:
+        """Return the ids of entries that list what bugs leave beside the backend's own, or None."""
+        now = replace(imitated(trial, _names(chosen)), own=NONE)  # asked anew, of all values
+        another = now.raises_another()
+        if ((left := now.compare()) is None and not another) or not _reached(trial, now):
+            return None
+        now = replace(now, own=own(now, left or found))
+        rest = self.listed.left(now, plain=trial)
+        return rest.ids if rest.divergence is None and (now.own.raises or not another) else None
 
     def _tried(self, trial: Trial) -> list[Known]:
         """Return the entries whose bugs the reference may imitate in this case.
@@ -175,6 +188,12 @@ class _Search:
         tried = [k for k in entries if frozenset({k.quirk}) in self.lefts]
         return [k for k in tried if self.left([k]).divergence != self.rest]
 
+    def changing(self, entries: Iterable[Known]) -> list[Known]:
+        """Return the entries with whose bugs the reference gives something else, of all values."""
+        honest, values = self.trial.expected, self.trial.backend.values
+        given = ((k, imitated(self.trial, {k.quirk}).expected) for k in entries)
+        return [k for k, seen in given if compare(honest, seen, values=values) is not None]
+
     def _asked_for(self, general: list[Known]) -> list[Known]:
         """Return the entries, of those of every backend, whose bugs may change the case.
 
@@ -185,6 +204,20 @@ class _Search:
             return general
         asked = self.trial.backend.reference().asked(self.trial.case)
         return general if asked is None else [k for k in general if k.quirk in asked]
+
+
+def _reached(trial: Trial, now: Trial) -> bool:
+    """Return whether the reference has the dtypes that were observed, up to an error.
+
+    It returns nothing then. now: the trial in which it imitates bugs.
+    """
+    dtypes: dict[str, str] = {}
+    if now.expected.raised is not None:
+        with now.within_scope():
+            calls_of(now.case, now.backend.reference(), dtypes)
+    seen = {at: value for at, value in now.observed.values.items() if at not in trial.own.labels}
+    made = ((dtypes.get(named(at)), value) for at, value in seen.items() if value is not None)
+    return all(dtype is None or str(value.dtype) == f"torch.{dtype}" for dtype, value in made)
 
 
 def _names(entries: Iterable[Known]) -> frozenset[str]:

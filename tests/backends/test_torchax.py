@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -253,6 +254,17 @@ def test_the_platform_is_in_every_record(backend: TorchaxBackend) -> None:
 )
 def test_a_plan_means_what_it_means_in_torch(backend: TorchaxBackend, one: Case) -> None:
     assert judged(backend, one) == ("agreed", "")
+
+
+@needs_jax
+def test_a_checkpoint_that_draws_leaves_no_tracer(backend: TorchaxBackend) -> None:
+    """A module draws its first weights on torchax, even on the meta device."""
+    how: dict[str, Any] = {"stride": [1], "padding": [0], "dilation": [1], "groups": 1}
+    how["mode"] = "zeros"
+    layer = call("Conv1d", "x0", "w1", None, form="module", inner=1, made=1, **how)
+    inputs = [x("x0", 1, 1, 3), x("w1", 1, 1, 2)]
+    one = case(inputs, under(Checkpoint(), layer), contexts=(), steps=2)
+    assert [seen.raised for seen in backend.run([one, one])] == [None, None]
 
 
 @needs_jax

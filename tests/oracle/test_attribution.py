@@ -7,18 +7,28 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, TypeAlias
 
+import msgspec
 import pytest
 import torch
 
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.harness import Observation, Raised, bits, quiet
 from amp_fuzz.cases.case import Case, bare, uses_autocast
-from amp_fuzz.cases.program import Autocast, AutocastDType, NoGrad, Region, Statement
+from amp_fuzz.cases.program import (
+    Autocast,
+    AutocastDType,
+    NoGrad,
+    Region,
+    Statement,
+    returning_all,
+    statements,
+)
 from amp_fuzz.oracle import attribution
 from amp_fuzz.oracle.attribution import Own, own
 from amp_fuzz.oracle.explicit import Explicit
 from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.oracle.verdict import Verdict
+from amp_fuzz.upstream import quirks
 from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.upstream.known import Known
 from tests.helpers import BF16, call, case, eager, under, x
@@ -175,6 +185,47 @@ def test_of_what_an_imitated_bug_leaves_all_may_be_the_backends() -> None:
     assert judged(under_autocast(fault), one, [bug]).outcome == "diverged"
 
 
+def test_several_imitated_bugs_may_be_beside_the_backends_own() -> None:
+    """The second bug shows first where the first is imitated, too."""
+    double = x("x2", 2, 2, dtype="float64")
+    one = case(
+        [x("x0", 2, 2), x("x1", 2, 2), double],
+        call("linear", "x0", "x1"),
+        call("mm", "x2", "x2", to="v1"),
+        call("neg", "v1", to="v2"),
+        backward="none",
+    )
+    names = ["torchax-composites", "torchax-float64"]
+
+    def buggy(one: Case, seen: Observation) -> None:
+        with quirks(names):
+            seen.values = dict(EagerBackend("cpu").reference().run(one).values)
+
+    bugs = [Known(name, "a bug", "of two", quirk=name) for name in names]
+    verdict = judged(both(buggy, times(2, "v2")), one, bugs)
+    assert (verdict.outcome, verdict.known) == ("known", "+".join([*names, "backend"]))
+    assert judged(both(buggy, under_autocast(times(2, "v2"))), one, bugs).outcome == "diverged"
+
+
+def test_a_call_that_an_imitated_bug_makes_torch_reject_may_be_the_backends() -> None:
+    """It goes on with operands of two dtypes, and raises later."""
+    one = case([x("x0", 2, 2), x("w1", 2, 2, dtype="float16")], call("linear", "x0", "w1"))
+    one = one.with_plan(scaler=True)
+    with quiet():
+        late = EagerBackend("cpu").observe(one).raised
+    assert late is not None
+    assert "unscale" in late.message
+
+    def fault(one: Case, seen: Observation) -> None:
+        if not any(s.op == "to.dtype" for s in statements(one.program.body)):
+            seen.values, seen.raised = {"v0": torch.ones(2, 2)}, late
+
+    bug = Known("bug", "a bug", "of a composite op", quirk="torchax-composites")
+    verdict = judged(fault, one, [bug], exact=False)
+    assert (verdict.outcome, verdict.known) == ("known", "bug+backend")
+    assert judged(under_autocast(fault), one, [bug], exact=False).outcome == "diverged"
+
+
 def test_a_gradient_is_a_label_of_its_own() -> None:
     one = case([*SQUARES, x("w2", 2, 2)], MM, call("neg", "w2", to="v1"))
     fault = both(times(2, "w1.grad"), under_autocast(times(2, "w2.grad")))
@@ -182,6 +233,23 @@ def test_a_gradient_is_a_label_of_its_own() -> None:
     assert verdict.divergence is not None
     assert (verdict.outcome, verdict.divergence.where) == ("diverged", "w2.grad")
     assert judged(times(2, "w1.grad"), one).outcome == "backend"
+
+
+@dataclass(frozen=True, slots=True)
+class Returning(Faulty):
+    """Returns every value."""
+
+    def fit(self, case: Case) -> Case:
+        """Return the case as it is run."""
+        return msgspec.structs.replace(case, program=returning_all(case.program))
+
+
+def test_a_gradient_is_asked_of_a_backend_that_returns_every_value() -> None:
+    """Without casts the case raises."""
+    cast = call("bfloat16", "x0", form="method")
+    one = case(SQUARES, cast, call("mm", "v0", "w1", to="v1"))
+    verdict = judge_of(Returning("cpu", fault=times(2, "w1.grad"))).judge(one)
+    assert verdict.outcome == "backend"
 
 
 def test_a_case_without_autocast_is_the_backends() -> None:

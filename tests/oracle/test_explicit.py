@@ -13,6 +13,7 @@ from amp_fuzz.oracle import explicit as module
 from amp_fuzz.oracle.compare import compare
 from amp_fuzz.oracle.explicit import Explicit
 from amp_fuzz.oracle.trial import Trial
+from amp_fuzz.upstream.imitate import imitated
 from tests.helpers import BF16, F16, call, case, eager, under, x
 
 SQUARES = [x("x0", 2, 2), x("w1", 2, 2)]
@@ -110,6 +111,48 @@ def test_the_casts_that_autocast_makes_are_statements(one: Case, lines: Sequence
     assert made is not None
     assert (body(made.case), made.kept) == (list(lines), frozenset())
     assert not uses_autocast(made.case)
+
+
+@pytest.mark.parametrize(
+    ("bug", "one", "casts"),
+    [
+        (
+            "torchax-composites",
+            case(
+                [x("x0", 1, 1, 2, 2, 2, dtype="float16")],
+                call("max_unpool3d", "x0", [1, 1, 1], [2, 2, 2], form="overload"),
+            ),
+            (1, 0),
+        ),
+        (
+            "torchax-float64",
+            case([x("x0", 2, 2, dtype="float64")], call("mm", "x0", "x0"), backward="none"),
+            (0, 1),
+        ),
+        (
+            "torchax-float64",
+            case([x("x0", 2, 2, dtype="float64")], call("matmul", "x0", "x0"), backward="none"),
+            (0, 1),
+        ),
+        (
+            "torchax-float64",
+            case(
+                [x("x0", 2, 2, dtype="float64")],
+                call("tensordot", "x0", "x0", dims=1),
+                backward="none",
+            ),
+            (0, 1),
+        ),
+    ],
+)
+def test_the_casts_of_an_imitated_bug_are_statements(
+    bug: str, one: Case, casts: tuple[int, int]
+) -> None:
+    trial = Trial.of(one, eager())
+    for each, number in zip((trial, imitated(trial, [bug])), casts, strict=True):
+        made = each.explicit()
+        assert made is not None
+        assert (len(body(made.case)), made.kept) == (number + 1, frozenset())
 
 
 @pytest.mark.parametrize(

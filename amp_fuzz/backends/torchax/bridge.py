@@ -76,9 +76,17 @@ def on_jax(program: Any, jitted: bool = False) -> Any:
     Forward it is `torchax.interop.jax_view` of the program, jitted by `jax.jit` if asked to; the
     backward pass is what `jax.vjp` makes of that, for the inputs that require grad. torch's
     gradient of a complex input is the conjugate of JAX's.
+
+    Each call starts from the same random key. A function that JAX traces (a checkpoint) leaves a
+    tracer as torchax's key, and every later draw would raise.
     """
-    function = torchax.interop.jax_view(program)
-    function = jax.jit(function) if jitted else function
+    viewed = torchax.interop.jax_view(program)
+    viewed = jax.jit(viewed) if jitted else viewed
+    env = torchax.default_env()
+
+    def function(*given: Any) -> Any:
+        with env.override_property(prng=env.prng_key):
+            return viewed(*given)
 
     class OnJax(torch.autograd.Function):
         @staticmethod

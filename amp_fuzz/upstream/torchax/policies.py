@@ -7,10 +7,12 @@ jax 0.10.2 on the CPU.
 
 torchax looks up a policy by the op that reaches it. C++ decomposes composite ops (76 of the 127 in
 the list) before that. torchax also knows some torch functions by name (`F.linear`,
-`torch.einsum`, `torch.linalg.solve`, ...) and calls them before that. In both cases the lookup
-finds no policy, and nothing is cast. Convolutions, `linear`, `prelu`, `linalg.vecdot`, and
-`matmul` of two vectors stay in float32. `l1_loss`, `nll_loss`, `cross_entropy`, `kl_div` and eight
-other losses, `max_pool3d`, `adaptive_avg_pool3d` and the padding ops stay in 16 bits.
+`torch.einsum`, `torch.linalg.solve`, ...) and calls them before that. So it does with an op that is
+called without its overload (`torch.ops.aten.mm`, not `torch.ops.aten.mm.default`). In all three
+cases the lookup finds no policy, and nothing is cast. Convolutions, `linear`, `prelu`,
+`linalg.vecdot`, and `matmul` of two vectors stay in float32. `l1_loss`, `nll_loss`,
+`cross_entropy`, `kl_div` and eight other losses, `max_pool3d`, `adaptive_avg_pool3d` and the
+padding ops stay in 16 bits.
 
 ```python
 with env, torchax.amp.autocast("jax", torch.bfloat16):
@@ -19,6 +21,7 @@ with env, torchax.amp.autocast("jax", torch.bfloat16):
     print(
         torch.nn.functional.l1_loss(x.bfloat16().to("jax"), x.bfloat16().to("jax")).dtype
     )  # bfloat16
+    print(torch.ops.aten.mm(x.to("jax"), x.to("jax")).dtype)  # float32
     print(torch.mm(x.to("jax"), x.to("jax")).dtype)  # bfloat16
 ```
 
@@ -68,11 +71,13 @@ with env, torchax.amp.autocast("jax", torch.bfloat16):
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from amp_fuzz import reference
 from amp_fuzz.backends.imitation import Imitation, inside
@@ -103,6 +108,29 @@ _OPAQUE = (
 
 Source: torchax/ops/jtorch.py.
 """
+
+_PACKETS = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in ("grid_sampler_2d", "grid_sampler_3d", "max_unpool2d", "max_unpool3d")
+)
+"""Ops with a policy that programs call without an overload, and that torchax 0.0.13 finds so."""
+
+
+class _Packets(TorchFunctionMode):
+    """Calls these ops without autocast."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        with dispatch.exclude() if func in _PACKETS else nullcontext():
+            return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _by_name() -> Iterator[None]:
+    """Call torch functions, and ops without their overload, as torchax does."""
+    with reference.intercepting(), _Packets():
+        yield
 
 
 def _decomposing(semantics: Semantics) -> Semantics:
@@ -144,13 +172,20 @@ BUGS = (
     Bug(
         id="torchax-composites",
         what="torchax's autocast does not cast convolutions, linear, einsum, prelu and most losses",
-        why="composite ops are decomposed, or called as torch functions, before torchax looks up their policies",
+        why="torchax looks up policies by overload: composite ops are decomposed, or called as torch functions or without an overload, before that",
         torch=">=2.7",
         seen="2.13.0",
         backends=("torchax*", "!torchax[torch.autocast]"),
-        imitation=_imitated(_decomposing),
+        imitation=replace(_imitated(_decomposing), around=_by_name),
         examples=(
             Example("torchax", case([x("x0", 2, 3), x("w1", 2, 3)], call("linear", "x0", "w1"))),
+            Example(
+                "torchax",
+                case(
+                    [x("x0", 1, 1, 2, 2, 2, dtype="float16")],
+                    call("max_unpool3d", "x0", [1, 1, 1], [2, 2, 2], form="overload"),
+                ),
+            ),
         ),
     ),
     Bug(
