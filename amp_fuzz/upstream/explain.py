@@ -113,7 +113,8 @@ class Explainer:
             return None
         now = replace(now, own=own(now, left or found))
         rest = self.listed.left(now, plain=trial)
-        return rest.ids if rest.divergence is None and (now.own.raises or not another) else None
+        told = not another or (now.own.raises and _went_on(now))
+        return rest.ids if rest.divergence is None and told else None
 
     def _tried(self, trial: Trial) -> list[Known]:
         """Return the entries whose bugs the reference may imitate in this case.
@@ -218,6 +219,15 @@ def _reached(trial: Trial, now: Trial) -> bool:
     seen = {at: value for at, value in now.observed.values.items() if at not in trial.own.labels}
     made = ((dtypes.get(named(at)), value) for at, value in seen.items() if value is not None)
     return all(dtype is None or str(value.dtype) == f"torch.{dtype}" for dtype, value in made)
+
+
+def _went_on(now: Trial) -> bool:
+    """Return whether the backend raised elsewhere than the reference.
+
+    At the same statement the error may be of the bug itself, in the backend's words.
+    """
+    mine, theirs = now.expected.raised, now.observed.raised
+    return mine is None or theirs is None or (mine.line, mine.text) != (theirs.line, theirs.text)
 
 
 def _names(entries: Iterable[Known]) -> frozenset[str]:
