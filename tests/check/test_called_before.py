@@ -158,6 +158,7 @@ def test_a_region_that_keeps_the_state_of_its_first_call_is_found() -> None:
     assert (found.kind, found.after, found.op) == ("dtype", "float16", "linear")
 
 
+@pytest.mark.thorough
 def test_what_is_wrong_anyway_is_told_as_without_the_earlier_call() -> None:
     doubles = {"aten.relu.default": lambda op, *args: op(*args) * 2}
     both = COMPILED["guards-forget"].corrupt

@@ -65,6 +65,7 @@ def entries(folder: Path) -> list[dict[str, object]]:
     return found
 
 
+@pytest.mark.thorough
 def test_an_accepted_finding_passes(amp_fuzz: Command, found: None, tmp_path: Path) -> None:
     accepted(amp_fuzz)
     done = amp_fuzz(*RUN, "-v")

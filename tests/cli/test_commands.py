@@ -46,6 +46,7 @@ def test_replay_shows_what_was_found(
     )
 
 
+@pytest.mark.thorough
 def test_replay_on_another_backend(
     amp_fuzz: Command, fuzzed: tuple[Path, Any], identity: str
 ) -> None:
@@ -70,6 +71,7 @@ def test_replay_of_files_survives_a_crash(amp_fuzz: Command, tmp_path: Path) -> 
     assert done.code == 0
 
 
+@pytest.mark.thorough
 def test_replay_gives_up_on_a_case_that_hangs(amp_fuzz: Command, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(CASE.json())
     done = amp_fuzz("replay", "a.json", "--backend=hanging-cpu", "--timeout=1")

@@ -25,7 +25,9 @@ def outcomes(folder: Path) -> set[str]:
     ("mood", "more", "code", "outcome"),
     [
         ("always-value", (), 0, "backend"),
-        ("always-value", ("--fail-on=backend",), 1, "backend"),
+        pytest.param(
+            "always-value", ("--fail-on=backend",), 1, "backend", marks=pytest.mark.thorough
+        ),
         ("value", (), 1, "diverged"),
         pytest.param("value", ("--fail-on=backend",), 1, "diverged", marks=pytest.mark.thorough),
     ],

@@ -57,12 +57,16 @@ def run(tmp_path: Path) -> Callable[..., Done]:
     return run
 
 
+def marks(page: Path) -> list[pytest.MarkDecorator]:
+    """Return the tier of a page: `make test` runs the README."""
+    if page.stem in SLOW:
+        return [pytest.mark.slow]
+    return [] if page.stem == "README" else [pytest.mark.thorough]
+
+
 @pytest.mark.parametrize(
     "page",
-    [
-        pytest.param(page, id=page.stem, marks=[pytest.mark.slow] if page.stem in SLOW else [])
-        for page in WITH_PYTHON
-    ],
+    [pytest.param(page, id=page.stem, marks=marks(page)) for page in WITH_PYTHON],
 )
 def test_the_python_of_a_page_runs(run: Callable[..., Done], page: Path, tmp_path: Path) -> None:
     store_of(tmp_path / "empty", small_run())  # as after a first run

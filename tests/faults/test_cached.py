@@ -16,6 +16,7 @@ from tests.faults.cached import CACHED, SeededCache
 from tests.helpers import brief
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", brief(CACHED, "autocast-dtype"))
 def test_a_key_without_a_part_of_the_state_is_found(name: str) -> None:
     patches, case = CACHED[name]

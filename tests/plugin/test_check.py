@@ -63,6 +63,7 @@ def test_of_mine():
     assert not (project.path / ".amp-fuzz").exists()
 
 
+@pytest.mark.thorough
 def test_the_fixture_for_ops_fails_a_test_whose_op_breaks_a_contract(
     project: pytest.Pytester,
 ) -> None:

@@ -88,6 +88,7 @@ def test_a_session_says_what_changed_since_a_run(project: pytest.Pytester) -> No
     changed.stdout.fnmatch_lines(lines)
 
 
+@pytest.mark.thorough
 def test_a_session_passes_and_is_the_same_under_xdist(project: pytest.Pytester) -> None:
     backends = "--amp-fuzz-backends=eager-cpu,fake-cuda"
     # Warnings are errors in many a project: those of torch's ops are not the project's.

@@ -193,6 +193,7 @@ def keep_their_promise(given: list[tuple[str, str, str]]) -> None:
         assert min(kept) >= asked, code
 
 
+@pytest.mark.thorough
 def test_the_least_remedy_is_that_of_brute_force_and_holds_when_pasted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

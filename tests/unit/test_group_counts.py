@@ -53,6 +53,7 @@ def shown(records: list[Record]) -> View:
         return view_of(store_of(Path(folder), records))
 
 
+@pytest.mark.thorough
 @settings(max_examples=25, deadline=None)
 @given(outcomes())
 def test_the_cases_of_findings_and_those_without_add_up_to_the_headline(

@@ -175,6 +175,7 @@ def test_every_kind_of_dtype_comes_up(dtype: str) -> None:
     find_any(lambda c: any(s.dtype == dtype for s in c.program.inputs))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_every_domain_comes_up(domain: str) -> None:
     find_any(lambda c: any(s.domain == domain for s in c.program.inputs))
