@@ -396,7 +396,10 @@ def test_an_error_that_dynamo_quotes_is_the_known_one() -> None:
     assert (verdict.outcome, verdict.known) == ("known", "promote-foreign-half")
 
 
-SURROUND = [name for name, made in sorted(IMITATIONS.items()) if made.surrounds()]
+# torchax casts nothing in `pinv`, since that is made of other ops.
+SURROUND = sorted(
+    name for name, made in IMITATIONS.items() if made.surrounds() and name != "torchax-composites"
+)
 
 
 @pytest.mark.parametrize("quirk", SURROUND)

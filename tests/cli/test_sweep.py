@@ -239,7 +239,13 @@ def test_a_shard_that_fails_costs_no_other(
 AWAY = """
 store = "{url}"
 seeds = [1, 2]
-options = {{ cases = 400, ops = ["abs", "mm"], aimed = 0, minimize = 0, relations = "none" }}
+[options]
+cases = 400
+seconds = 900
+ops = ["abs", "mm"]
+aimed = 0
+minimize = 0
+relations = "none"
 [[matrix]]
 backends = ["eager-cpu"]
 """
