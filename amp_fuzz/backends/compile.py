@@ -557,7 +557,7 @@ def another_state(
     """Return a case under another state, and a context that is around all of it.
 
     The seed chooses: another dtype of the innermost context, autocast turned off or on, another
-    default dtype, no gradients, deterministic algorithms. So the program without autocast meets the
+    default dtype, no gradients. So the program without autocast meets the
     same other state, and autocast has no part in a cache that is wrong there too. Without a context
     there is none to change.
     """
@@ -574,7 +574,6 @@ def another_state(
         (nullcontext, changed(enabled=inner is None or not inner.enabled)),
         (partial(prelude.autocast_dtype, device, getattr(torch, half)), case),
         (torch.no_grad, inferring(case)),
-        (nullcontext, case.with_plan(deterministic=not case.plan.deterministic)),
     ]
     return states[case.seed % len(states)]
 

@@ -97,11 +97,18 @@ class Explainer:
         acting, changing = search.acting(tried), search.changing(tried)
         more = [k for k in tried if k in changing or not k.general] if changing else []
         sets = filter(None, [acting, *([entry] for entry in acting), changing, more])
-        chosen = smallest(sets, lambda k: self._left_own(trial, found, k) is not None)
+        listed: dict[frozenset[str], Sequence[str]] = {}
+
+        def explains(chosen: Sequence[Known]) -> bool:
+            ids = self._left_own(trial, found, chosen)
+            if ids is not None:
+                listed[_names(chosen)] = ids
+            return ids is not None
+
+        chosen = smallest(sets, explains)
         if chosen is None:
             return ""
-        listed = self._left_own(trial, found, chosen) or ()
-        return "+".join([*(k.id for k in chosen), *listed, OWN])
+        return "+".join([*(k.id for k in chosen), *listed[_names(chosen)], OWN])
 
     def _left_own(
         self, trial: Trial, found: Divergence, chosen: Iterable[Known]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +17,15 @@ from torch import Tensor, nn
 import amp_fuzz
 from amp_fuzz import CheckResult
 from amp_fuzz.backends.compile import CompileBackend
-from amp_fuzz.backends.harness import Observation
-from amp_fuzz.cases.case import Case, Plan
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
 from tests.check.faults import kernels
 from tests.faults.compiled import COMPILED
+from tests.faults.corrupted import Seeded
 from tests.faults.fault import patched
 
 AOT = "compile[aot_eager]"
 X = torch.arange(64.0).reshape(8, 8) / 7
-
-
-@dataclass(frozen=True)
-class Wrong(CompileBackend):
-    """A rung in a torch that is patched for all calls of what was compiled once."""
-
-    patches: Callable[[], AbstractContextManager[Any]] = field(default=nullcontext, compare=False)
-
-    def called(self, function: Callable[..., Any], plan: Plan, call: Any) -> Observation:
-        with self.patches():
-            return CompileBackend.called(self, function, plan, call)
-
-    def run(self, cases: Sequence[Case]) -> list[Observation]:
-        with self.patches():
-            return CompileBackend.run(self, cases)
-
-    def ladder(self) -> list[Any]:
-        return [Wrong(r.rung, patches=self.patches) for r in CompileBackend.ladder(self)]  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -86,7 +67,7 @@ def _first_default() -> Iterator[None]:
         yield
 
 
-FORGETFUL = Wrong("aot_eager", patches=COMPILED["guards-forget"].corrupt)
+FORGETFUL = Seeded("aot_eager", patches=COMPILED["guards-forget"].corrupt)
 
 
 def checked(function: Callable[..., Any], backend: Any = AOT, **how: Any) -> CheckResult:
@@ -147,7 +128,7 @@ def test_the_place_and_a_case_are_told(tmp_path: Path) -> None:
 
 
 def test_a_context_that_keeps_its_first_default_is_found() -> None:
-    wrong = Wrong("aot_eager", patches=_first_default)
+    wrong = Seeded("aot_eager", patches=_first_default)
     for autocast in (None, torch.bfloat16):
         (found,) = checked(_region, wrong, autocast=autocast, seconds=0).divergences
         assert (found.kind, found.after, found.observed) == ("dtype", "float16", "float16")
@@ -169,9 +150,9 @@ def test_what_is_wrong_anyway_is_told_as_without_the_earlier_call() -> None:
             yield
 
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
-    alone = checked(model, Wrong("aot_eager", patches=kernels(doubles)))
+    alone = checked(model, Seeded("aot_eager", patches=kernels(doubles)))
     assert [run.status for run in alone.runs] == ["backend"]  # without autocast too
-    assert str(checked(model, Wrong("aot_eager", patches=patches))) == str(alone)
+    assert str(checked(model, Seeded("aot_eager", patches=patches))) == str(alone)
 
 
 def test_an_earlier_call_that_raises_says_nothing() -> None:

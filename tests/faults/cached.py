@@ -6,19 +6,17 @@ Each case has the seed with which `amp_fuzz.backends.compile.another_state` choo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import torch
 
 from amp_fuzz.backends import Backend
-from amp_fuzz.backends.compile import CompileBackend
-from amp_fuzz.backends.harness import Observation
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import Autocast
-from tests.faults.corrupted import Patches
+from tests.faults.corrupted import Patches, Seeded
 from tests.faults.fault import patched
 from tests.helpers import call, case, under, x
 
@@ -26,18 +24,12 @@ __all__ = ["CACHED", "SeededCache"]
 
 
 @dataclass(frozen=True)
-class SeededCache(CompileBackend):
+class SeededCache(Seeded):
     """Inductor with its caches, in a torch that is patched while it runs."""
 
     rung: str = "inductor"
     label: str = "cached"
     cached: bool = True
-    patches: Patches = field(default=nullcontext, compare=False)
-
-    def run(self, cases: Sequence[Case]) -> list[Observation]:
-        """Compile and run cases in the patched torch."""
-        with self.patches():
-            return CompileBackend.run(self, cases)
 
     def ladder(self) -> Sequence[Backend]:
         """Return no rungs: only the caches are wrong."""

@@ -19,10 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from amp_fuzz.backends import Backend
+from amp_fuzz.backends.base import Call
 from amp_fuzz.backends.compile import CompileBackend
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.harness import Observation
-from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.case import Case, Plan
 
 __all__ = [
     "Corrupted",
@@ -221,6 +222,11 @@ class Seeded(CompileBackend):
         """Compile and run cases in the patched torch."""
         with self.patches():
             return CompileBackend.run(self, cases)
+
+    def called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:
+        """Compile and call a callable in the patched torch."""
+        with self.patches():
+            return CompileBackend.called(self, function, plan, call)
 
     def ladder(self) -> Sequence[Backend]:
         """Return the rungs below this one, patched too."""

@@ -209,21 +209,28 @@ def test_several_imitated_bugs_may_be_beside_the_backends_own() -> None:
 
 def test_a_call_that_an_imitated_bug_makes_torch_reject_may_be_the_backends() -> None:
     """It goes on with operands of two dtypes, and raises later."""
-    one = case([x("x0", 2, 2), x("w1", 2, 2, dtype="float16")], call("linear", "x0", "w1"))
-    one = one.with_plan(scaler=True)
+    halves = x("w1", 2, 2, dtype="float16")
+    body = call("neg", "x0"), call("linear", "v0", "w1", to="v1")
+    one = case([x("x0", 2, 2), halves], *body, scaler=True)
     with quiet():
         late = EagerBackend("cpu").observe(one).raised
     assert late is not None
     assert "unscale" in late.message
 
-    def fault(one: Case, seen: Observation) -> None:
-        if not any(s.op == "to.dtype" for s in statements(one.program.body)):
-            seen.values, seen.raised = {"v0": torch.ones(2, 2)}, late
+    def fault(before: torch.dtype) -> Fault:
+        def goes_on(one: Case, seen: Observation) -> None:
+            if not any(s.op == "to.dtype" for s in statements(one.program.body)):
+                seen.values, seen.raised = {"v0": torch.ones(2, 2, dtype=before)}, late
+
+        return goes_on
 
     bug = Known("bug", "a bug", "of a composite op", quirk="torchax-composites")
-    verdict = judged(fault, one, [bug], exact=False)
+    verdict = judged(fault(torch.float32), one, [bug], exact=False)
     assert (verdict.outcome, verdict.known) == ("known", "bug+backend")
-    assert judged(under_autocast(fault), one, [bug], exact=False).outcome == "diverged"
+    caused = under_autocast(fault(torch.float32))
+    assert judged(caused, one, [bug], exact=False).outcome == "diverged"
+    # What it had before is not what it has with the bug.
+    assert judged(fault(torch.float16), one, [bug], exact=False).outcome == "diverged"
 
 
 def test_a_gradient_is_a_label_of_its_own() -> None:
