@@ -9,7 +9,6 @@ caches for each case anew.
 
 from __future__ import annotations
 
-import atexit
 import gc
 import logging
 import os
@@ -21,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -523,32 +522,17 @@ def _hits() -> int:
 
 @contextmanager
 def private_cache() -> Iterator[None]:
-    """Let torch's caches be empty, in this process's own folder, which ends with the process.
+    """Let torch's caches of graphs be empty for a block, in a folder of its own.
 
-    What the C++ compiler made stays between cases: it is stored by its source.
+    What the C++ compiler made is where it always is: it is stored by its source.
     """
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
     from torch._inductor.codecache import FxGraphCache
 
-    name = "TORCHINDUCTOR_CACHE_DIR"
-    before = os.environ.get(name)
-    os.environ[name] = _folder(os.getpid())
-    try:
-        FxGraphCache.clear()
-        AOTAutogradCache.clear()
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
-
-
-@cache
-def _folder(process: int) -> str:
-    folder = tempfile.mkdtemp(prefix="amp-fuzz-caches-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    with tempfile.TemporaryDirectory(prefix="amp-fuzz-", ignore_cleanup_errors=True) as folder:
+        name, where = "_get_tmp_dir", staticmethod(lambda: folder)
+        with patched(AOTAutogradCache, name, where), patched(FxGraphCache, name, where):
+            yield
 
 
 def another_state(

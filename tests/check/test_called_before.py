@@ -135,8 +135,9 @@ def test_a_context_that_keeps_its_first_default_is_found() -> None:
 
 
 def test_a_region_that_keeps_the_state_of_its_first_call_is_found() -> None:
-    (found,) = checked(nn.Linear(8, 8), Region("eager")).divergences
+    (found,) = checked(nn.Linear(8, 8), Region("aot_eager")).divergences
     assert (found.kind, found.after, found.op) == ("dtype", "float16", "linear")
+    assert found.stage == "compile[eager]"
 
 
 @pytest.mark.thorough

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from amp_fuzz.backends import backends
-from amp_fuzz.backends.compile import CompileBackend, private_cache
+from amp_fuzz.backends.compile import CompileBackend
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
@@ -37,16 +37,16 @@ def test_the_observed_run_loads_what_was_compiled_before() -> None:
 
 
 @pytest.mark.thorough
-def test_the_caches_are_in_a_folder_of_the_process(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    with private_cache():
-        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] != str(tmp_path)
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path)
-    SeededCache().run([CACHED["autocast-dtype"][1]])
-    assert not (tmp_path / "fxgraph").exists()
-    assert not (tmp_path / "aotautograd").exists()
+def test_the_caches_of_a_case_are_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    ours.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(ours))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(theirs))
+    first, second = SeededCache().run([CACHED["autocast-dtype"][1]] * 2)
+    assert first.hits == second.hits > 0  # the second meets nothing of the first
+    assert [*ours.glob("amp-fuzz-*")] == []
+    assert not (theirs / "fxgraph").exists()
+    assert not (theirs / "aotautograd").exists()
 
 
 def test_it_is_a_backend_that_is_named() -> None:

@@ -48,7 +48,7 @@ def repro(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> 
     once. `prefix` is source to put before the program, such as a fault that a test seeds. Raises
     `ReproError` if the reference does not reach the place of the finding.
     """
-    if not isinstance(backend, Repros) or _refused(backend, finding):
+    if not isinstance(backend, Repros) or _ours_alone(backend, finding):
         _kind(finding)
         return _judging(case, backend, finding)
     parts = pieces(case, backend, finding)
@@ -58,7 +58,7 @@ def repro(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> 
     return f"{parts.head}\n{standard}\n\n\n{_HOOK}\n{ours}{parts.modules}\n\n{code}\n"
 
 
-def _refused(backend: Backend, finding: Found) -> bool:
+def _ours_alone(backend: Backend, finding: Found) -> bool:
     """Return whether only amp-fuzz can show a finding.
 
     It fills a compiler's caches, and a fake device refuses what torch's fake kernels accept.
@@ -107,7 +107,7 @@ class Pieces:
 
 def pieces(case: Case, backend: Backend, finding: Found) -> Pieces:
     """Return the pieces of a repro. Raises `ReproError`."""
-    if not isinstance(backend, Repros) or _refused(backend, finding):
+    if not isinstance(backend, Repros) or _ours_alone(backend, finding):
         raise ReproError(f"only amp-fuzz can run {backend.name}: use --format=script")
     script = Script(case, backend, finding, backend)
     body = _KINDS[_kind(finding)](script)
