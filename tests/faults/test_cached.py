@@ -34,6 +34,8 @@ def test_the_observed_run_loads_what_was_compiled_before() -> None:
     assert seen.hits > 0
     assert plain.hits == 0
     assert CompileBackend("aot_eager", cached=True).run([case])[0].hits == 0  # it caches nothing
+    verdict = judge_of(SeededCache(), shipped(), "none").judge(case)
+    assert verdict.record("").hits == seen.hits
 
 
 @pytest.mark.thorough
