@@ -86,16 +86,13 @@ class _Search:
     def diverges(self, subject: Subject, plan: Plan) -> Judged | None:
         if self.kind == "crash":  # it would kill this process; a case has a separate one
             return None
-        found = self.judged(Checked(subject, self.checked.inner, later=self.later), plan)
+        checked = Checked(subject, self.checked.inner, later=self.later)
+        found = judged(checked, plan, self.known, confirm=False)
         return found if self.same(found) and self.alike(found.verdict) else None
-
-    def judged(self, checked: Checked, plan: Plan) -> Judged:
-        return judged(checked, plan, self.known, confirm=False)
 
     def same(self, found: Judged) -> bool:
         """Return whether a call diverges, with or without a part of autocast in it."""
-        outcome = "backend" if self.own else "diverged"
-        return found.verdict.outcome == outcome and bool(found.after) == self.later
+        return found.verdict.outcome == ("backend" if self.own else "diverged")
 
     def alike(self, verdict: Verdict) -> bool:
         """Return whether a divergence is an error or a crash, if that is searched for, or neither.
@@ -190,7 +187,7 @@ def _stage(search: _Search, subject: Subject, plan: Plan) -> str:
     rungs = Checked(subject, search.checked.inner, later=search.later).ladder()
     for rung in rungs:  # only a few, and worth it even when the time is up
         assert isinstance(rung, Checked)
-        if search.same(search.judged(rung, plan)):
+        if search.same(judged(rung, plan, search.known, confirm=False)):
             return rung.name
     return search.checked.name if rungs else ""
 
