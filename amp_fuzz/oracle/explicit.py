@@ -236,9 +236,6 @@ class _Writer:
         touched = [c for c in log if c.casts or c.sets_dtype]
         if not touched:
             return [lambda s: [s]]
-        op = CATALOGUE[node.op]
-        wanted = {o.removeprefix("aten::") for o in op.overloads}
-        first = next((c for c in log if c.overload in wanted), None)
         ways: list[Callable[[Statement], list[Statement]]] = []
         given = set(uses(node))
         dtypes = Counter(str(c.new) for call in touched for c in call.casts)
@@ -253,11 +250,6 @@ class _Writer:
         for dtype in tried:
             casts = {n: (dtype, n in cached) for n in given if self._castable(n, old)}
             ways.append(lambda s, casts=casts: self._cast(s, casts))  # type: ignore[misc]
-        # Last: another backend's value may have another dtype, and is cast all the same.
-        if first is not None and touched == [first] and not first.sets_dtype:
-            made = {names.get(c.source, ""): (str(c.new), c.cached) for c in first.casts}
-            if "" not in made:
-                ways.append(lambda s: self._cast(s, made))
         return ways
 
     def _cast(self, node: Statement, casts: Mapping[str, tuple[str, bool]]) -> list[Statement]:

@@ -261,8 +261,8 @@ def test_a_checkpoint_that_draws_leaves_no_tracer(backend: TorchaxBackend) -> No
     """A module draws its first weights on torchax, even on the meta device."""
     how: dict[str, Any] = {"stride": [1], "padding": [0], "dilation": [1], "groups": 1}
     how["mode"] = "zeros"
-    layer = call("Conv1d", "x0", "w1", None, form="module", inner=1, made=1, **how)
-    inputs = [x("x0", 1, 1, 3), x("w1", 1, 1, 2)]
+    layer = call("Conv1d", "x0", "x1", None, form="module", inner=1, made=1, **how)
+    inputs = [x("x0", 1, 1, 3), x("x1", 1, 1, 2)]
     one = case(inputs, under(Checkpoint(), layer), contexts=(), steps=2)
     assert [seen.raised for seen in backend.run([one, one])] == [None, None]
 
