@@ -107,6 +107,14 @@ def brief(values: Iterable[Any], *kept: Any) -> list[Any]:
     return [v if v in kept else pytest.param(v, marks=thorough) for v in values]
 
 
+def leading(values: Iterable[Any], count: int = 1) -> list[Any]:
+    """Return values, or tuples of them, to parametrise over: `make test` takes so many."""
+    tuples = [v if isinstance(v, tuple) else (v,) for v in values]
+    return [
+        pytest.param(*t, marks=[pytest.mark.thorough] * (n >= count)) for n, t in enumerate(tuples)
+    ]
+
+
 def needs_torch(versions: str) -> None:
     """Skip the test on other versions of torch (``">=2.9,<2.15"``)."""
     installed = Version(torch.__version__).base_version

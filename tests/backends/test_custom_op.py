@@ -26,7 +26,7 @@ from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.versions import holds
 from tests.faults.fault import patched
-from tests.helpers import Run, brief, call, case, needs_torch, under, x
+from tests.helpers import Run, brief, call, case, leading, needs_torch, under, x
 
 Op: Any = custom_ops.CustomOpDef
 _register_autocast, _register_autograd = Op.register_autocast, Op.register_autograd
@@ -139,7 +139,7 @@ OUTSIDE = msgspec.structs.replace(
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-@pytest.mark.parametrize("honest", [REGISTERED, OFF, OUTSIDE])
+@pytest.mark.parametrize("honest", brief([REGISTERED, OFF, OUTSIDE], REGISTERED))
 def test_honest_custom_ops_agree(name: str, honest: Case) -> None:
     assert judged(name, honest).outcome == ("raised" if honest is OFF else "agreed")
 
@@ -147,14 +147,17 @@ def test_honest_custom_ops_agree(name: str, honest: Case) -> None:
 @pytest.mark.parametrize("name", brief(BACKENDS, "eager-cpu", "compile[aot_eager]"))
 @pytest.mark.parametrize(
     ("corrupt", "wrong"),
-    [
-        (_ignored, REGISTERED),
-        (_wrong_dtype, REGISTERED),
-        (_float64_too, REGISTERED),
-        (_not_in_lists, REGISTERED),
-        (_on_inside, REGISTERED),
-        (_never_off, OFF),
-    ],
+    leading(
+        [
+            (_ignored, REGISTERED),
+            (_never_off, OFF),
+            (_wrong_dtype, REGISTERED),
+            (_float64_too, REGISTERED),
+            (_not_in_lists, REGISTERED),
+            (_on_inside, REGISTERED),
+        ],
+        2,
+    ),
 )
 def test_every_fault_of_a_custom_op_is_seen(name: str, corrupt: Any, wrong: Case) -> None:
     if corrupt is _never_off and (name == "script" or (name == "export" and holds("<2.9"))):
@@ -163,6 +166,7 @@ def test_every_fault_of_a_custom_op_is_seen(name: str, corrupt: Any, wrong: Case
         assert judged(name, wrong).outcome == "diverged"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["eager-cpu", "compile[aot_eager]", "script", "trace", "export"])
 @pytest.mark.parametrize("corrupt", [_on_inside, _backward_on])
 def test_autocast_that_is_on_in_a_program_without_is_the_backends(name: str, corrupt: Any) -> None:
@@ -249,6 +253,7 @@ def test_a_custom_op_may_not_write_its_inputs() -> None:
 IGNORED = "torch._library.custom_ops.CustomOpDef.register_autocast = lambda *args: None\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name",
     [

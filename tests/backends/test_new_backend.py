@@ -127,6 +127,7 @@ def test_both_are_listed_without_a_change_elsewhere(site: Path) -> None:
     assert {"toy", "bare"} <= backends().keys()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", brief(["toy", "bare"], "bare"))
 def test_run_finds_what_is_wrong(command: Callable[..., Done], name: str) -> None:
     done = command("run", f"--backends={name}", "--ops=mm", "--cases=4", "--seed=1", "--workers=1")

@@ -29,7 +29,7 @@ from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.oracle.compare import Divergence
 from amp_fuzz.upstream.explain import judge_of
 from tests.devices import check_on
-from tests.helpers import call, case, drawn, x
+from tests.helpers import brief, call, case, drawn, x
 
 EAGER = EagerBackend("cpu")
 NO_FLASH = "torch.backends.cuda.enable_flash_sdp(False)"
@@ -330,6 +330,6 @@ CHECKS = (
 
 
 @pytest.mark.skipif(not privateuse1.supported(), reason="needs torch 2.10")
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", brief(CHECKS, CHECKS[-1]), ids=lambda check: check.__name__)
 def test_on_a_device_that_is_coarse(check: Callable[[], None], tmp_path: Path) -> None:
     check_on("coarse", check, tmp_path)

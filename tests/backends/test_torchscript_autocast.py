@@ -82,6 +82,7 @@ def test_every_overload_is_cast_as_torch_casts_it() -> None:
     assert cast > 150
 
 
+@pytest.mark.thorough
 def test_a_missing_op_of_the_list_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     policies = {op: policy for op, policy in load_policies().items() if op != "exp"}
     monkeypatch.setattr("amp_fuzz.backends.torchscript_autocast.load_policies", lambda: policies)

@@ -23,6 +23,7 @@ from tests.check.faults import kernels
 from tests.faults.compiled import COMPILED
 from tests.faults.corrupted import Seeded
 from tests.faults.fault import patched
+from tests.helpers import leading
 
 AOT = "compile[aot_eager]"
 X = torch.arange(64.0).reshape(8, 8) / 7
@@ -89,13 +90,15 @@ def test_an_honest_compiler_agrees_and_makes_one_graph_a_call() -> None:
 
 @pytest.mark.parametrize(
     ("autocast", "after"),
-    [
-        (torch.bfloat16, "float16"),
-        (torch.float16, "bfloat16"),
-        ({}, "float16"),
-        ({"enabled": False}, "float16"),
-        (None, "float16"),
-    ],
+    leading(
+        [
+            (torch.bfloat16, "float16"),
+            (torch.float16, "bfloat16"),
+            ({}, "float16"),
+            ({"enabled": False}, "float16"),
+            (None, "float16"),
+        ]
+    ),
 )
 def test_guards_that_forget_autocast_are_found(autocast: Any, after: str) -> None:
     result = checked(nn.Linear(8, 8), FORGETFUL, autocast=autocast, seconds=0)
@@ -105,6 +108,7 @@ def test_guards_that_forget_autocast_are_found(autocast: Any, after: str) -> Non
     assert found.observed == after
 
 
+@pytest.mark.thorough
 def test_the_place_and_a_case_are_told(tmp_path: Path) -> None:
     model = nn.Sequential(nn.ReLU(), nn.Linear(8, 8))
     result = checked(model, FORGETFUL, store=tmp_path)
@@ -127,6 +131,7 @@ def test_the_place_and_a_case_are_told(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_a_context_that_keeps_its_first_default_is_found() -> None:
     wrong = Seeded("aot_eager", patches=_first_default)
     for autocast in (None, torch.bfloat16):
@@ -134,6 +139,7 @@ def test_a_context_that_keeps_its_first_default_is_found() -> None:
         assert (found.kind, found.after, found.observed) == ("dtype", "float16", "float16")
 
 
+@pytest.mark.thorough
 def test_a_region_that_keeps_the_state_of_its_first_call_is_found() -> None:
     (found,) = checked(nn.Linear(8, 8), Region("aot_eager")).divergences
     assert (found.kind, found.after, found.op) == ("dtype", "float16", "linear")
@@ -168,6 +174,7 @@ def test_an_earlier_call_that_raises_says_nothing() -> None:
     assert "1 graph" in result.runs[0].detail
 
 
+@pytest.mark.thorough
 def test_state_is_restored_between_the_two_calls() -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:

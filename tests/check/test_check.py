@@ -118,6 +118,7 @@ def test_a_function_is_checked_with_what_it_closes_over() -> None:
     assert (run.values, run.gradients) == (2, 3)  # the number too; weight, bias and scale
 
 
+@pytest.mark.thorough
 def test_contexts_of_its_own_are_the_references() -> None:
     """Otherwise the reference would run without autocast, and every result would differ."""
     model = nn.Linear(4, 4)
@@ -285,6 +286,7 @@ def test_two_errors_at_one_line_without_values_cannot_be_judged() -> None:
     assert result.verdict == "unjudged"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("function", [_raises_on_one_side, _raises_otherwise_under_autocast])
 def test_an_error_on_one_side_or_only_under_autocast_diverges_without_values(
     function: Callable[[Tensor], Tensor],
@@ -435,6 +437,7 @@ ops = ["tanh"]
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("beside", [True, False])
 def test_a_known_bug_of_an_op_hides_nothing_else(tmp_path: Path, beside: bool) -> None:
     (tmp_path / "known.toml").write_text(_TANH)
@@ -569,6 +572,7 @@ def test_an_op_that_raises_is_named_with_a_case() -> None:
     assert found.case is not None
 
 
+@pytest.mark.thorough
 def test_an_op_that_raises_in_the_reference_alone_is_named_with_a_case() -> None:
     """The reference cannot return what the op makes, and the case has to hold the call."""
     norm = nn.LayerNorm(8).bfloat16()
@@ -677,6 +681,7 @@ def test_results_inside_are_compared_until_one_side_calls_something_else() -> No
     assert result.ok
 
 
+@pytest.mark.thorough
 def test_a_copy_of_a_module_that_the_callable_makes_is_called_on_a_fake_device() -> None:
     class Copies(nn.Module):
         def __init__(self) -> None:

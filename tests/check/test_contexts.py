@@ -175,6 +175,7 @@ def _without_tensors(x: Tensor) -> Tensor:
     return x @ x
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("function", [_here, _made_inside, _without_tensors])
 def test_a_context_that_meets_tensors_of_its_device_is_not_noted(
     function: Callable[..., Any],
@@ -193,6 +194,7 @@ def _region(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     return region
 
 
+@pytest.mark.thorough
 def test_a_region_of_float32_says_what_each_device_makes_of_it() -> None:
     region = _region(torch.float32)
     for backends in (CHEAP, ["fake-cuda"], ["eager-cpu"]):
@@ -214,6 +216,7 @@ def test_a_dtype_that_one_device_takes_is_noted(dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_the_context_around_the_call_is_noted_on_the_backend_that_runs() -> None:
     def found(backends: list[str]) -> tuple[Note, ...]:
         model = nn.Linear(4, 4)
@@ -225,11 +228,13 @@ def test_the_context_around_the_call_is_noted_on_the_backend_that_runs() -> None
     assert found(["eager-cpu"]) == ()  # none runs
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_dtype_that_every_device_takes_is_not_noted(dtype: torch.dtype) -> None:
     assert notes(_region(dtype), autocast=None) == ()
 
 
+@pytest.mark.thorough
 def test_a_context_that_is_off_may_ask_for_any_dtype() -> None:
     def region(x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, torch.float32, enabled=False):
@@ -251,18 +256,21 @@ DEFAULTS = (
 )
 
 
+@pytest.mark.thorough
 def test_a_default_dtype_is_noted_once_a_check() -> None:
     (note,) = notes(_default, EVERY, autocast=None)
     assert (note.where, note.message) == (line(_default), DEFAULTS)
     assert (note.backend, note.device) == ("eager-cpu", ",".join(HALF))
 
 
+@pytest.mark.thorough
 def test_a_default_dtype_around_the_call_is_noted_where_it_differs_in_the_check() -> None:
     (note,) = checked(nn.Linear(4, 4), autocast={}).notes
     assert (note.where, note.message) == ("the context around the call", DEFAULTS)
     assert notes(nn.Linear(4, 4), ["eager-cpu"], autocast={}) == ()
 
 
+@pytest.mark.thorough
 def test_a_context_in_one_with_a_dtype_has_no_default() -> None:
     assert notes(_default) == ()  # the context around the call
 
@@ -273,6 +281,7 @@ def test_a_context_in_one_with_a_dtype_has_no_default() -> None:
     assert notes(nested, autocast=None) == ()
 
 
+@pytest.mark.thorough
 def test_a_dtype_that_was_set_is_no_default() -> None:
     before = torch.get_autocast_dtype("cpu")
     torch.set_autocast_dtype("cpu", torch.float16)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import amp_fuzz
 from amp_fuzz.interfaces.check.subject import Subject
-from tests.helpers import lstm_of_bfloat16
+from tests.helpers import brief, leading, lstm_of_bfloat16
 
 CHEAP = ["eager-cpu", "fake-cuda", "compile[aot_eager]"]
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
@@ -71,7 +71,10 @@ def _in_a_partial() -> tuple[Callable[..., Any], nn.Module]:
 
 
 @pytest.mark.parametrize(
-    "made", [_through_a_helper, _in_an_inner_function, _as_a_default, _in_an_object, _in_a_partial]
+    "made",
+    leading(
+        [_in_an_object, _through_a_helper, _in_an_inner_function, _as_a_default, _in_a_partial]
+    ),
 )
 def test_the_weights_of_a_function_are_found(
     made: Callable[[], tuple[Callable[..., Any], nn.Module]],
@@ -112,6 +115,7 @@ def test_tensors_among_the_attributes_are_put_back() -> None:
     assert model.seen == []
 
 
+@pytest.mark.thorough
 def test_a_tensor_that_no_device_moves_is_in_the_way_only_where_it_is_used() -> None:
     """Also, the LSTM keeps a list of its weights."""
     model = nn.LSTM(8, 8)
@@ -135,7 +139,7 @@ class Bag(dict[str, Tensor]):
     """A mapping that pytrees do not know."""
 
 
-@pytest.mark.parametrize("bag", [False, True], ids=["dataclass", "mapping"])
+@pytest.mark.parametrize("bag", brief([False, True], True), ids=["dataclass", "mapping"])
 def test_inputs_of_any_structure_are_copied(bag: bool) -> None:
     linear = nn.Linear(8, 1)
     x, count = X.clone().requires_grad_(), torch.zeros(4)
@@ -172,6 +176,7 @@ class Odd(nn.Module):
         return self.linear(x) * self.mask * self.wide[0]
 
 
+@pytest.mark.thorough
 def test_buffers_of_any_kind_are_put_back() -> None:
     model = Odd()
     weight = model.linear.weight.detach().clone()
@@ -295,6 +300,7 @@ def test_what_an_optimizer_of_the_users_class_holds_is_put_back() -> None:
     assert Subject.of(train, (X,)).state().keys() == {"model.weight", "model.bias"}
 
 
+@pytest.mark.thorough
 def test_caches_hold_no_fake_tensor() -> None:
     """A fake one would be there for the next backend, and for the user."""
 

@@ -240,6 +240,7 @@ def test_a_death_that_does_not_come_again_is_no_divergence(tmp_path: Path) -> No
     assert result.runs[0].detail.endswith("the process died of SIGABRT")
 
 
+@pytest.mark.thorough
 def test_a_verdict_at_the_second_try_is_kept_though_a_search_dies(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
 
@@ -298,6 +299,7 @@ def test_a_fork_that_waits_for_a_thread_of_ours_is_no_divergence(
         assert amp_fuzz.check(asks, torch.randn(3), backends="eager-cpu", isolate=False)
 
 
+@pytest.mark.thorough
 def test_a_fork_that_computes_for_long_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork, "_IDLE", 0.5)
 
@@ -459,6 +461,7 @@ def test_an_error_without_a_pickle_says_its_type_and_message(how: str, said: str
     assert "in _raising_what_has_no_pickle" in str(told.value.__cause__)
 
 
+@pytest.mark.thorough
 def test_a_check_leaves_no_descriptor_open_when_its_fork_dies() -> None:
     def ends(x: torch.Tensor) -> None:
         os.abort()

@@ -89,6 +89,7 @@ def test_a_recurrent_model_agrees_where_torch_can_run_it() -> None:
     assert not compiled.ok  # nothing was compared
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", HALVES, ids=DTYPES)
 def test_an_honest_training_step_agrees(dtype: torch.dtype) -> None:
     step, given = training_step(dtype)
@@ -134,6 +135,7 @@ def _finds(name: str, dtype: torch.dtype, backend: Backend, module: str, op: str
         _replays(found, backend)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", brief(FAKED, "cnn"))
 @pytest.mark.parametrize("dtype", HALVES, ids=DTYPES)
 def test_a_wrong_cast_inside_is_found_on_a_fake_device(name: str, dtype: torch.dtype) -> None:
@@ -157,6 +159,7 @@ def test_a_wrong_lowering_is_found_under_inductor(name: str) -> None:
     _finds(name, torch.bfloat16, backend, module, op)
 
 
+@pytest.mark.thorough
 def test_a_wrong_kernel_within_an_op_is_found() -> None:
     """Eager's rms_norm is made of others."""
     model, inputs = MODELS["gpt"]()
@@ -206,6 +209,7 @@ def test_a_wrong_cast_policy_is_found_in_its_submodule(
     assert len(result.divergences) == 2
 
 
+@pytest.mark.thorough
 def test_a_wrong_gradient_is_found_in_its_submodule() -> None:
     model, inputs = MODELS["vit"]()
     backend = Broken(patches=NUMERIC["gelu-saved"].corrupt)

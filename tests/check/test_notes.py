@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import amp_fuzz
 from tests.check.functions import Right
 from tests.check.models import MODELS, training_step
+from tests.helpers import leading
 
 CHEAP = ["eager-cpu", "fake-cuda"]
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
@@ -66,13 +67,15 @@ def _function(block: Any, y: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("act", "kind", "op", "dtypes", "devices"),
-    [
-        (_half, "cast", "half", ("bfloat16", "float16"), ("cpu", "cuda")),
-        (_before_attention, "cast", "to", ("bfloat16", "float16"), ("cpu", "cuda")),
-        (_region, "region", "torch.autocast", ("bfloat16", "float16"), ("cpu", "cuda")),
-        (_lowered, "lowered", "bfloat16", ("float32", "bfloat16"), ("cuda",)),
-        (_function, "function", "Right", ("", ""), ("cpu", "cuda")),
-    ],
+    leading(
+        [
+            (_half, "cast", "half", ("bfloat16", "float16"), ("cpu", "cuda")),
+            (_before_attention, "cast", "to", ("bfloat16", "float16"), ("cpu", "cuda")),
+            (_region, "region", "torch.autocast", ("bfloat16", "float16"), ("cpu", "cuda")),
+            (_lowered, "lowered", "bfloat16", ("float32", "bfloat16"), ("cuda",)),
+            (_function, "function", "Right", ("", ""), ("cpu", "cuda")),
+        ]
+    ),
 )
 def test_a_cast_of_ones_own_is_noted_with_its_line_and_submodule(
     act: Callable[[Any, Tensor], Tensor],

@@ -15,7 +15,7 @@ from amp_fuzz.backends import backends
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.cases.case import Case
-from tests.helpers import WrongKernel, needs_torch
+from tests.helpers import WrongKernel, leading, needs_torch
 
 EAGER = ["eager-cpu"]
 AOT = ["compile[aot_eager]"]
@@ -68,7 +68,7 @@ def _other_names(y: Tensor, compiled: bool) -> Any:
     return {"other": y} if compiled else {"one": y}
 
 
-@pytest.mark.parametrize("output", [_fewer, _more, _none, _other_names])
+@pytest.mark.parametrize("output", leading([_fewer, _more, _none, _other_names]))
 def test_outputs_of_another_structure_diverge(output: Callable[[Tensor, bool], Any]) -> None:
     def function(x: Tensor) -> Any:
         return output(x @ x.T, torch.compiler.is_compiling())
@@ -117,7 +117,7 @@ def _stops_gradients(x: Tensor) -> Tensor:
 ASKED = ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_cpu_enabled")
 
 
-@pytest.mark.parametrize("function", [_enters, _switches, _stops_gradients])
+@pytest.mark.parametrize("function", leading([_enters, _switches, _stops_gradients]))
 @pytest.mark.parametrize("autocast", [torch.bfloat16, None])
 def test_a_callable_that_leaves_state_changed_does_not_pass(
     function: Callable[[Tensor], Tensor], autocast: Any
@@ -147,6 +147,7 @@ def test_a_failed_export_is_no_divergence() -> None:
     assert "without autocast too" in run.detail
 
 
+@pytest.mark.thorough
 def test_code_left_to_eager_is_reported_for_this_call() -> None:
     def breaks(x: Tensor) -> Tensor:
         y = x @ x.T
@@ -209,6 +210,7 @@ def test_bad_arguments_say_what_to_use(options: dict[str, Any], said: str) -> No
 # -- what was a false alarm -----------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("autocast", [None, {}, {"enabled": False}], ids=["none", "on", "off"])
 def test_a_context_without_a_dtype_takes_the_one_that_was_set(autocast: Any) -> None:
     """`torch.set_autocast_dtype` is for one thread: compilers run in another."""
@@ -251,6 +253,7 @@ class MixedNorm(nn.Module):
         return self.linear(self.norm(x))
 
 
+@pytest.mark.thorough
 def test_an_error_of_the_reference_alone_without_autocast_too_is_the_backends_own() -> None:
     result = amp_fuzz.check(MixedNorm(), X, backends=["compile[aot_eager_decomp_partition]"])
     (found,) = result.own

@@ -18,6 +18,7 @@ from amp_fuzz.interfaces.cli import main
 from amp_fuzz.interfaces.register import RegistrationError
 from amp_fuzz.records.store import Store
 from tests.forks import forked
+from tests.helpers import leading
 
 _LIBRARY = """
 import torch
@@ -140,11 +141,13 @@ def test_a_policy_that_torch_does_not_keep_is_found_and_becomes_a_script(project
 
 @pytest.mark.parametrize(
     ("autocast", "behaves"),
-    [
-        ("None", "fp32, not none"),
-        ('"lower_precision_fp"', "fp32, not lower_precision_fp"),
-        ('{"cpu": torch.bfloat16}', "fp32, not cast_inputs"),
-    ],
+    leading(
+        [
+            ("None", "fp32, not none"),
+            ('"lower_precision_fp"', "fp32, not lower_precision_fp"),
+            ('{"cpu": torch.bfloat16}', "fp32, not cast_inputs"),
+        ]
+    ),
 )
 def test_an_op_that_declares_another_policy_than_it_has_is_one_finding(
     project: Path, autocast: str, behaves: str

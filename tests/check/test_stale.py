@@ -108,6 +108,7 @@ def test_each_remedy_ends_the_note(change: Callable[[Tensor], Any], how: dict[st
     assert (result.ok, result.notes) == (True, ()), str(result)
 
 
+@pytest.mark.thorough
 def test_a_compiler_that_casts_again_does_not_diverge() -> None:
     result = checked(_halve, "eager-cpu", AOT)
     assert (result.verdict, result.ok) == ("stale", False), str(result)

@@ -253,7 +253,9 @@ def fuzzed(
         "--minimize=2",
         "--workers=1",
     )
-    return folder, run_in(folder, installed, "run", *arguments)
+    files = tmp_path_factory.mktemp("outputs")
+    words = ("run", *arguments)
+    return folder, forked(main, words, folder=folder, environment=installed, files=files)
 
 
 @pytest.fixture(scope="session")

@@ -94,6 +94,7 @@ def test_a_new_one_fails_though_another_of_the_op_is_known(
     assert "changed: the case of " in done.out
 
 
+@pytest.mark.thorough
 def test_a_new_one_in_the_same_cases_fails(amp_fuzz: Command, found: None, moods: Command) -> None:
     accepted(amp_fuzz)
     moods(abs="dtype", neg="dtype")

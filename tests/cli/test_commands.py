@@ -171,6 +171,7 @@ def test_an_output_that_cannot_be_written_is_one_line(
     assert done.code == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", ["script", "pytest"])
 def test_a_finding_with_unknown_words_is_one_line_or_has_no_control_characters(
     amp_fuzz: Command, fuzzed: tuple[Path, Any], identity: str, tmp_path: Path, form: str

@@ -21,6 +21,7 @@ def outcomes(folder: Path) -> set[str]:
     return {r.outcome for r in records if isinstance(r, CaseRecord)} - {"agreed"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("mood", "more", "code", "outcome"),
     [

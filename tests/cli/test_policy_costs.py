@@ -88,6 +88,7 @@ def test_the_ops_of_a_callable_are_judged(policies: Callable[..., Done], tmp_pat
     assert "| `dist` | 1 |" in page
 
 
+@pytest.mark.thorough
 def test_calls_are_drawn_of_each_op_of_a_table(policies: Callable[..., Done]) -> None:
     done = policies("--cost", "--device=npu.toml", "--draws=5", "--seed=1")
     assert done.code == 0, done.err

@@ -98,6 +98,7 @@ def test_the_command_to_run_again_draws_the_same_cases(amp_fuzz: Command, tmp_pa
     assert {r.id for r in of(CaseRecord, records(tmp_path, one))} == before
 
 
+@pytest.mark.thorough
 def test_the_command_to_run_again_says_a_default_that_was_said(
     amp_fuzz: Command, tmp_path: Path
 ) -> None:
@@ -112,6 +113,7 @@ def test_the_command_to_run_again_says_a_default_that_was_said(
     )
 
 
+@pytest.mark.thorough
 def test_the_command_to_run_again_says_the_limits_that_were_said(amp_fuzz: Command) -> None:
     limits = "--workers=1 --timeout=30 --memory=4 --minimize=0 --fail-fast"
     given = "--seed=0 --backends=eager-cpu --ops=abs --cases=3"
@@ -121,6 +123,7 @@ def test_the_command_to_run_again_says_the_limits_that_were_said(amp_fuzz: Comma
     assert amp_fuzz(*again.split()[1:]).out.splitlines()[-1].endswith(again)
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_rejects_options_of_zero_too(amp_fuzz: Command, tmp_path: Path) -> None:
     amp_fuzz("run", "--backends=eager-cpu", "--ops=abs", "--cases=3", "--seed=0")
     (run,) = Store(tmp_path / ".amp-fuzz").runs()
@@ -286,6 +289,7 @@ def test_the_cases_of_a_compacted_run_that_goes_on_are_counted_once(tmp_path: Pa
     assert _recorded(store, "r1") == 1 + 2 + 3
 
 
+@pytest.mark.thorough
 def test_ctrl_c_keeps_all_records_and_prints_the_summary(tmp_path: Path, start: Command) -> None:
     running = start("--backends=eager-cpu", "--workers=2")
     running.wait_for(r"^\[.*eager-cpu [1-9]\d*/100000")
@@ -377,6 +381,7 @@ sys.exit(code)
 RUN = ["run", "--backends=eager-cpu", "--cases=1"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("words", "module", "number"),
     [
@@ -443,6 +448,7 @@ def corpus(tmp_path: Path) -> None:
     (tmp_path / "corpus" / "exp.json").write_bytes(EXP.json())
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("corpus")
 @pytest.mark.parametrize(
     ("options", "code"),

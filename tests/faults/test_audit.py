@@ -25,6 +25,7 @@ def audited(request: pytest.FixtureRequest) -> Audited:
     return Audited(backend)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("overload", _SUMS)
 def test_every_wrong_policy_of_sum_is_seen(audited: Audited, overload: str) -> None:
     """Each of its cells once named a dtype, with which no policy sets one."""

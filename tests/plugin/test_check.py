@@ -46,6 +46,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
     return pytester
 
 
+@pytest.mark.thorough
 def test_the_fixture_checks_without_the_flag(project: pytest.Pytester) -> None:
     project.makepyfile(
         MODEL
@@ -180,6 +181,7 @@ def test_model(amp_check):
     assert "pytest_check.py" not in done.stdout.str()  # the fixture's own frame is hidden
 
 
+@pytest.mark.thorough
 def test_the_ops_of_a_plugin_are_there(project: pytest.Pytester) -> None:
     project.makepyfile(
         mine="""

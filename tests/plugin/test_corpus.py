@@ -55,6 +55,7 @@ def test_a_folder_is_collected_as_ordinary_items(pytester: pytest.Pytester) -> N
     )
 
 
+@pytest.mark.thorough
 def test_an_ini_setting_names_the_folder_and_one_item_runs_alone(
     pytester: pytest.Pytester,
 ) -> None:
@@ -87,6 +88,7 @@ def test_a_regression_fails_and_can_be_replayed(pytester: pytest.Pytester) -> No
     result.assert_outcomes(passed=1)
 
 
+@pytest.mark.thorough
 def test_a_file_is_replayed_without_the_flag(pytester: pytest.Pytester) -> None:
     folder = folder_of(pytester, known=KNOWN)
     result = pytester.runpytest_subprocess(f"--amp-fuzz-replay={folder / 'known.json'}", "-v")
@@ -154,6 +156,7 @@ def saved(pytester: pytest.Pytester, *cases: Case) -> Store:
     return store
 
 
+@pytest.mark.thorough
 def test_the_findings_of_the_store_come_first_and_what_is_fixed_is_said(
     pytester: pytest.Pytester,
 ) -> None:
@@ -172,6 +175,7 @@ def test_the_findings_of_the_store_come_first_and_what_is_fixed_is_said(
     assert GOOD.id in said
 
 
+@pytest.mark.thorough
 def test_a_finding_that_is_still_there_fails(pytester: pytest.Pytester) -> None:
     saved(pytester, GOOD)
     pytester.makeconftest(WRONG)

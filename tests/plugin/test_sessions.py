@@ -138,6 +138,7 @@ def test_a_session_passes_and_is_the_same_under_xdist(project: pytest.Pytester) 
     assert not list(Path(".amp-fuzz").rglob("current-*"))
 
 
+@pytest.mark.thorough
 def test_a_drawn_seed_is_printed_and_runs_the_same_again(project: pytest.Pytester) -> None:
     args = (*SMALL[:-1], CPU, "amp-fuzz::eager-cpu::matmul")
     # Even with -q, which leaves the header out.
@@ -359,6 +360,7 @@ def test_a_session_whose_time_is_over_says_how_far_it_came(project: pytest.Pytes
     )
 
 
+@pytest.mark.thorough
 def test_a_session_fails_that_reached_too_few_kernels(project: pytest.Pytester) -> None:
     more = ("--amp-fuzz-require-coverage=95", "amp-fuzz::eager-cpu")
     result = project.runpytest_subprocess(*SMALL, CPU, *more)
@@ -436,6 +438,7 @@ EagerBackend.run = run
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("more", "code"), [((), 0), (("--amp-fuzz-fail-on=backend",), 1)])
 def test_what_shows_without_autocast_too_passes_unless_asked(
     project: pytest.Pytester, more: tuple[str, ...], code: int

@@ -138,6 +138,7 @@ def matrices(count: int = 200) -> Iterator[torch.Tensor]:
         yield x.bfloat16() if i % 3 == 0 else x
 
 
+@pytest.mark.thorough
 @rules
 def test_quantising_is_within_half_a_step(rule: Scaling) -> None:
     """No element moves by more than half of the format's step at its block's scale."""
@@ -156,6 +157,7 @@ def test_quantising_is_within_half_a_step(rule: Scaling) -> None:
         assert bool((error <= step * 0.500001)[~saturated.expand(error.shape)].all())
 
 
+@pytest.mark.thorough
 @rules
 def test_the_largest_magnitude_does_not_saturate_by_more_than_a_rounding(rule: Scaling) -> None:
     for x in matrices():

@@ -302,6 +302,7 @@ def test_promote_casts_an_optional_tensor_but_does_not_ask_it(device):
     assert answer.dtypes["bias"] == (BF16,)
 
 
+@pytest.mark.thorough
 def test_the_default_dtypes_are_torchs():
     program = f"import torch; print([torch.get_autocast_dtype(d) for d in {TABLED}])"
     answer = subprocess.run(  # a fresh process: the dtype is thread state that a test can leave

@@ -151,6 +151,7 @@ def test_cells_say_what_comes_out() -> None:
     assert {c.call for c in found} > {"x0.mm(w1)", "torch.mm(x0, x1, out=b2)"}
 
 
+@pytest.mark.thorough
 def test_known_bugs_are_known_cells() -> None:
     cells = audit_op(CPU, CATALOGUE["cat"], shipped())
     known = [c for c in cells if c.status == "known"]

@@ -307,6 +307,7 @@ def fate(text: str) -> Exception | None:
     return None
 
 
+@pytest.mark.thorough
 def test_a_damaged_file_is_an_error_of_one_line_or_source_that_compiles() -> None:
     rng = random.Random(0)
     refused = accepted = 0

@@ -32,7 +32,7 @@ from amp_fuzz.records.schema import (
 from amp_fuzz.records.store import Store, StoreError, find_case
 from amp_fuzz.records.tables import TABLES_FORMAT, Tables
 from amp_fuzz.reports import frames
-from tests.helpers import one_line
+from tests.helpers import leading, one_line
 from tests.unit.test_reports import DEAD, found, ran, small_run, store_of
 from tests.unit.test_store import FINDING, NOTE, NOTED, RECORDS, RUN
 
@@ -268,7 +268,7 @@ def test_a_last_line_cut_short_is_dropped_and_named(store: Store) -> None:
     assert list(store.records("r1")) == ALL
 
 
-@pytest.mark.parametrize("line", [b"{", b"\x00\x00", b"\xff\xfe", b'{"type":"new"}', b"5"])
+@pytest.mark.parametrize("line", leading([b"{", b"\x00\x00", b"\xff\xfe", b'{"type":"new"}', b"5"]))
 def test_a_damaged_line_is_kept_beside_and_the_report_says_so(
     store: Store, tmp_path: Path, line: bytes
 ) -> None:

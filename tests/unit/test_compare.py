@@ -15,6 +15,7 @@ from amp_fuzz.records.schema import BackendRecord, CaseRecord, Outcome, Record, 
 from amp_fuzz.records.store import Store, StoreError, find_run
 from amp_fuzz.reports import read
 from amp_fuzz.reports.compare import Comparison, _chance, compare, conditions, failing
+from tests.helpers import leading
 from tests.unit.test_reports import BIG, CAT, MM, case, found, kernel, ran
 
 GROUP = "0123456789"
@@ -67,17 +68,20 @@ def states(comparison: Comparison) -> list[tuple[str, bool, int, int]]:
 
 @pytest.mark.parametrize(
     ("before", "after", "state"),
-    [
-        ((200, 0), (200, 1), "new"),
-        ((200, 1), (200, 0), "not seen"),
-        ((200, 20), (200, 0), "gone"),
-        ((200, 20), (5, 0), "not seen"),
-        ((200, 2), (200, 60), "more"),
-        ((200, 60), (200, 2), "fewer"),
-        ((200, 20), (200, 30), ""),
-        ((200, 20), (20, 2), ""),
-        ((200, 0), (200, 0), ""),
-    ],
+    leading(
+        [
+            ((200, 0), (200, 1), "new"),
+            ((200, 1), (200, 0), "not seen"),
+            ((200, 20), (200, 0), "gone"),
+            ((200, 20), (5, 0), "not seen"),
+            ((200, 2), (200, 60), "more"),
+            ((200, 60), (200, 2), "fewer"),
+            ((200, 20), (200, 30), ""),
+            ((200, 20), (20, 2), ""),
+            ((200, 0), (200, 0), ""),
+        ],
+        3,
+    ),
 )
 def test_a_cause(
     tmp_path: Path, before: tuple[int, int], after: tuple[int, int], state: str
@@ -129,6 +133,7 @@ def test_nondeterminism_that_does_not_show_is_not_fixed(tmp_path: Path) -> None:
     assert states(seen) == [("not seen", False, 1, 0)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("outcome", "known"), [("known", "promote-foreign-half"), ("diverged", "")]
 )
@@ -142,6 +147,7 @@ def test_a_finding_that_diverges_in_another_way_now_is_not_gone(
     assert not {"gone", "fixed"} & {state for state, *_ in states(seen)}
 
 
+@pytest.mark.thorough
 def test_cases_that_are_judged_again_do_not_count(tmp_path: Path) -> None:
     """A store of forty findings of one cause is judged again by each run: the cause is no rarer."""
     many = [
@@ -199,19 +205,22 @@ def test_conditions() -> None:
 
 @pytest.mark.parametrize(
     ("other", "wanted", "said"),
-    [
-        (drawn(100, 3), "new", "1 cause is new"),
-        (drawn(100), "new", ""),
-        (drawn(100, known=50), "new,more", ""),
-        (drawn(100, seconds=2.0), "slower:50", "eager-cpu is 75 % slower"),
-        (drawn(100, seconds=2.0), "slower:80", ""),
-        (drawn(100), "slower:1", ""),
-        (
-            [replace(ran(), kernels=(), seconds={"backend": 0.5})],
-            "fewer-kernels",
-            "eager-cpu reaches 1 kernel fewer",
-        ),
-    ],
+    leading(
+        [
+            (drawn(100, 3), "new", "1 cause is new"),
+            (drawn(100), "new", ""),
+            (drawn(100, known=50), "new,more", ""),
+            (drawn(100, seconds=2.0), "slower:50", "eager-cpu is 75 % slower"),
+            (drawn(100, seconds=2.0), "slower:80", ""),
+            (drawn(100), "slower:1", ""),
+            (
+                [replace(ran(), kernels=(), seconds={"backend": 0.5})],
+                "fewer-kernels",
+                "eager-cpu reaches 1 kernel fewer",
+            ),
+        ],
+        2,
+    ),
 )
 def test_what_fails(tmp_path: Path, other: list[Record], wanted: str, said: str) -> None:
     seen = compared(tmp_path, drawn(100), other)

@@ -348,6 +348,7 @@ def test_a_resumed_task_that_aims_draws_what_it_would_have_drawn() -> None:
 # -- a limit of time ------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("wrong_mm")
 def test_minimising_ends_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float] = []
@@ -398,6 +399,7 @@ def test_a_case_counts_for_a_cause_that_the_baseline_does_not_accept() -> None:
     assert (accepted.outcome, accepted.groups, accepted.known) == ("known", ("old",), "e1")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "least", "most"),
     [("eager-cpu", 5, 30), ("compile[aot_eager]", 50, 90), ("export", 0, 0), ("script", 0, 0)],

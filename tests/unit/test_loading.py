@@ -34,6 +34,7 @@ def store(tmp_path: Path) -> Store:
     return store_of(tmp_path, ALL)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("table", TABLES)
 def test_lines_and_parquet_give_the_same_rows(store: Store, table: Table) -> None:
     lines = reports.load(store.root, table)

@@ -53,7 +53,7 @@ from amp_fuzz.oracle import Divergence
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.upstream.explain import judge_of
-from tests.helpers import BF16, F16, WrongKernel, call, case, drawn, eager, under, x
+from tests.helpers import BF16, F16, WrongKernel, call, case, drawn, eager, leading, under, x
 
 
 def size(case: Case) -> int:
@@ -108,7 +108,7 @@ def found(op: str, count: int, least: int = 5) -> list[Verdict]:
         return list(islice((v for v in verdicts if shows_a_value(v)), count))
 
 
-@pytest.mark.parametrize("op", ["mm", "softmax", "exp"])
+@pytest.mark.parametrize("op", leading(["mm", "softmax", "exp"]))
 def test_a_fault_in_one_op_becomes_one_plain_call_on_few_elements(op: str) -> None:
     judge = judge_of(WrongKernel(eager(), op))
     for verdict in found(op, 4):

@@ -71,6 +71,7 @@ def exists(name: str) -> bool:
     return True
 
 
+@pytest.mark.thorough
 def test_private_names_that_are_used_are_there() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of modules of torch, as they are imported

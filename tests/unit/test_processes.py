@@ -110,6 +110,7 @@ def gone_at_once(pid: int) -> bool:
     return False
 
 
+@pytest.mark.thorough
 def test_a_process_ends_with_its_parent() -> None:
     program = (
         "import os, signal, tests.unit.test_processes as t\n"

@@ -34,6 +34,7 @@ from amp_fuzz.reports import frames, html, machine, markdown, terminal, text, wr
 from amp_fuzz.reports.printable import plural
 from amp_fuzz.reports.view import View, clean, clean_lines, rate, share, time_of, view
 from amp_fuzz.upstream.known import Known
+from tests.helpers import leading
 
 KNOWN = (
     Known(
@@ -544,7 +545,7 @@ def test_a_last_line_that_was_cut_short_is_left_out_in_silence(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "junk", [b"{", b"\xff\xfe", b'{"type":"future"}', b"[" * 5000, b'{"type":"case"}']
+    "junk", leading([b"{", b"\xff\xfe", b'{"type":"future"}', b"[" * 5000, b'{"type":"case"}'])
 )
 def test_a_damaged_line_costs_itself_only_and_is_said(tmp_path: Path, junk: bytes) -> None:
     store = store_of(tmp_path, [ran(), ran(), ran()])
@@ -825,6 +826,7 @@ def test_each_new_finding_has_two_lines_to_copy_and_they_work(tmp_path: Path) ->
         assert Store(root).finding(identity).id == identity
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options", [("--device=npu", "--policies=a.toml"), ("--plugins=mine",), ("--plugins=a b",), ()]
 )
@@ -1284,6 +1286,7 @@ def test_a_run_names_the_bugs_that_it_knew_of(tmp_path: Path) -> None:
     assert "an op of the promote policy raises" in said
 
 
+@pytest.mark.thorough
 def test_reports_need_no_torch_and_load_pandas_when_one_is_made(tmp_path: Path) -> None:
     store = store_of(tmp_path, small_run())
     code = f"""
@@ -1429,6 +1432,7 @@ def test_each_written_report_has_it_in_a_section_of_its_own(own: View) -> None:
     assert machine.code_quality(own) == "[]\n"
 
 
+@pytest.mark.thorough
 def test_an_older_run_has_none(shown: View) -> None:
     assert (shown.own, shown.own_cases, shown.own_sentence) == ((), 0, "")
     assert "without autocast" not in text.render(shown, width=120)

@@ -323,6 +323,7 @@ def test_gradients_that_the_reference_has_otherwise(
     assert run_script(repro(MM, backend("eager-cpu"), finding)).code == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("observed", "body"),
     [("0 not finite", "y = y / 0"), ("2: excess 90, bias 3", "y = y * 2")],

@@ -181,6 +181,7 @@ def test_every_domain_comes_up(domain: str) -> None:
     find_any(lambda c: any(s.domain == domain for s in c.program.inputs))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_comes_up(layout: str) -> None:
     find_any(lambda c: any(s.layout == layout for s in c.program.inputs))

@@ -10,6 +10,7 @@ import pytest
 
 from amp_fuzz.findings.repro.script import TIMEOUT
 from amp_fuzz.findings.repro.trial import Tried, tried
+from tests.helpers import leading
 
 LIMITS = {"timeout": 60.0, "memory": 8.0}
 
@@ -24,12 +25,15 @@ def test_python_that_exits_with_1_itself_reproduces_nothing(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("body", "code"),
-    [
-        ("assert not True", 1),
-        ("raise RuntimeError('assert')", 2),
-        ("import no_such_module", 2),
-        ("assert True", 0),
-    ],
+    leading(
+        [
+            ("raise RuntimeError('assert')", 2),
+            ("assert not True", 1),
+            ("import no_such_module", 2),
+            ("assert True", 0),
+        ],
+        2,
+    ),
 )
 def test_a_test_that_raises_something_else_reproduces_nothing(
     body: str, code: int, monkeypatch: pytest.MonkeyPatch

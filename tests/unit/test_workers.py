@@ -47,7 +47,7 @@ from amp_fuzz.runs.engine import (
 )
 from amp_fuzz.runs.workers import Supervisor, _after, run
 from tests import helpers
-from tests.helpers import call, eager, x
+from tests.helpers import call, eager, leading, x
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs forks")
 
@@ -124,7 +124,7 @@ def ids(store: Store) -> Counter[str]:
 Installer = Callable[[Callable[[Case], None]], None]
 
 
-@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
+@pytest.mark.parametrize("number", leading([signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL]))
 def test_a_case_that_kills_two_workers_is_a_finding_and_all_others_are_kept_once(
     fragile: Installer, store: Store, number: signal.Signals
 ) -> None:
@@ -146,6 +146,7 @@ def test_a_case_that_kills_two_workers_is_a_finding_and_all_others_are_kept_once
     assert not list(store.run_path("r1").glob("current-*"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("number", "running"), [(11, 1), (11, 0), (19, 1)])
 def test_a_case_on_record_does_not_run_again_when_its_worker_dies_just_then(
     fragile: Installer,
@@ -195,6 +196,7 @@ def test_a_death_that_does_not_come_again_is_an_incident_and_no_finding(
     assert [r for r in store.records("r1") if isinstance(r, IncidentRecord)] == [happened]
 
 
+@pytest.mark.thorough
 def test_a_case_that_computes_too_long_is_a_timeout_by_cpu_time(
     fragile: Installer, store: Store
 ) -> None:
@@ -284,6 +286,7 @@ def test_a_smaller_case_that_kills_is_an_incident_and_left_out(
     assert set(ids(store).values()) == {1}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("isolate", [True, False])
 def test_the_case_of_a_finding_that_stops_a_run_is_counted(
     monkeypatch: pytest.MonkeyPatch, store: Store, isolate: bool
@@ -327,6 +330,7 @@ def test_a_worker_that_always_dies_of_drawing_is_an_error(
     assert said == "the worker died of SIGKILL between two cases, 3 times in a row"
 
 
+@pytest.mark.thorough
 def test_memory_of_the_parent_does_not_count_for_a_case(fragile: Installer, store: Store) -> None:
     fragile(lambda case: time.sleep(0.6))  # long enough for the supervisor to look
     held = bytearray(b"x") * 2**30
@@ -593,6 +597,7 @@ def test_a_later_task_is_of_the_backend_that_had_the_least_time(
     supervisor.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("isolate", [True, False])
 def test_the_time_of_each_backend_is_kept(
     slow: Settings, store: Store, monkeypatch: pytest.MonkeyPatch, isolate: bool
@@ -750,6 +755,7 @@ def test_earlier_findings_take_at_most_half_of_the_time(fragile: Installer, stor
     assert clock() <= 1100 + 9
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("isolate", [True, False])
 def test_each_backend_aims_at_its_kernels_in_turn_before_anything_else_is_drawn(
     fragile: Installer, monkeypatch: pytest.MonkeyPatch, store: Store, isolate: bool
