@@ -243,6 +243,7 @@ def test_a_callable_that_raises_does_not_pass() -> None:
         result.raise_if_failed()
 
 
+@pytest.mark.thorough
 def test_a_backend_that_cannot_call_it_is_shown_and_does_not_count() -> None:
     def looks(x: Tensor) -> Tensor:
         return x * 2 if x.sum().item() > 0 else x
@@ -279,6 +280,7 @@ def _raises_otherwise_under_autocast(x: Tensor) -> Tensor:
     return x.relu()
 
 
+@pytest.mark.thorough
 def test_two_errors_at_one_line_without_values_cannot_be_judged() -> None:
     result = amp_fuzz.check(_raises_otherwise, torch.randn(3), backends=CHEAP)
     assert [run.status for run in result.runs] == ["raised", "skipped"]
@@ -295,6 +297,7 @@ def test_an_error_on_one_side_or_only_under_autocast_diverges_without_values(
     assert (run.status, run.detail) == ("diverged", "raise")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("raising", "said"),
     [
@@ -584,6 +587,7 @@ def test_an_op_that_raises_in_the_reference_alone_is_named_with_a_case() -> None
     assert found.case is not None
 
 
+@pytest.mark.thorough
 def test_an_op_outside_the_catalogue_is_named_without_a_case() -> None:
     def odd(x: Tensor) -> Tensor:
         return torch.special.bessel_j0(x)

@@ -150,6 +150,7 @@ def test_a_custom_op_whose_output_is_its_input_is_told_what_torch_found() -> Non
     assert result.verdict == "diverges"
 
 
+@pytest.mark.thorough
 def test_an_op_that_always_raises_cannot_be_judged() -> None:
     def raises(x: Tensor) -> Tensor:
         raise ValueError("no")
@@ -171,6 +172,7 @@ def test_an_op_that_does_not_repeat_itself_cannot_be_judged() -> None:
     assert "it does not repeat its results" in result.contracts[0].detail
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("backward", "kept"),
     [

@@ -70,6 +70,7 @@ def test_a_context_for_a_device_without_tensors_is_noted_once_a_check() -> None:
     )
 
 
+@pytest.mark.thorough
 def test_autocast_that_stays_on_is_noted() -> None:
     (note,) = notes(_off_for_cuda)
     assert (note.where, note.backend) == (line(_off_for_cuda), "eager-cpu")
@@ -323,6 +324,7 @@ def test_a_context_that_an_earlier_run_made_hides_no_note() -> None:
 # -- as people see it -----------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_model_without_contexts_has_no_notes() -> None:
     layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
     assert checked(layer).notes == ()

@@ -43,6 +43,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.thorough
 def test_a_cut_out_case_that_crashes_torch_is_told_and_the_caller_lives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -100,6 +101,7 @@ def test_the_op_that_crashes_is_named_with_a_case_that_does_it() -> None:
     assert [command.split()[1] for command in found.commands] == ["minimize", "repro"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
 def test_a_crash_under_the_reference_too_cannot_be_judged(number: signal.Signals) -> None:
     def ends(x: torch.Tensor) -> torch.Tensor:
@@ -189,6 +191,7 @@ def _callers() -> set[str]:
     return names
 
 
+@pytest.mark.thorough
 def test_results_from_before_a_search_dies_are_kept() -> None:
     def dies(op: Any, x: torch.Tensor) -> torch.Tensor:
         if "locate" in _callers():
@@ -216,6 +219,7 @@ def test_a_death_without_autocast_is_no_divergence() -> None:
     assert run.detail.endswith("the process died of SIGABRT")
 
 
+@pytest.mark.thorough
 def test_a_crash_where_the_reference_raises_says_so() -> None:
     def ends(x: torch.Tensor) -> torch.Tensor:
         if "_on_reference" not in _callers():
@@ -280,6 +284,7 @@ def test_casts_of_its_own_that_a_death_hides_are_not_passed_over() -> None:
     assert "Some of its own casts are unknown" in str(result)
 
 
+@pytest.mark.thorough
 def test_a_fork_that_waits_for_a_thread_of_ours_is_no_divergence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -318,6 +323,7 @@ def _checks() -> str:
     return str(amp_fuzz.check(model, torch.randn(3, 4), backends=["eager-cpu", wrong], store=None))
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(
     not hasattr(torch.library, "get_kernel"), reason="torch 2.7 has no torch.library.get_kernel"
 )
@@ -422,6 +428,7 @@ def _local() -> BaseException:
     return Local("of a function")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "error",
     [

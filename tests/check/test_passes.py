@@ -79,6 +79,7 @@ def test_outputs_of_another_structure_diverge(output: Callable[[Tensor, bool], A
     assert "None" in (found.expected, found.observed)
 
 
+@pytest.mark.thorough
 def test_outputs_that_come_in_another_order_are_the_same() -> None:
     def function(x: Tensor) -> dict[str, Tensor]:
         made = {"a": x @ x.T, "b": x * 2}
@@ -138,6 +139,7 @@ def test_a_callable_that_leaves_state_changed_does_not_pass(
     assert amp_fuzz.check(nn.Linear(8, 8), X, backends=EAGER)
 
 
+@pytest.mark.thorough
 def test_a_failed_export_is_no_divergence() -> None:
     def looks(x: Tensor) -> Tensor:
         return x * 2 if x.sum() > 0 else x
@@ -160,6 +162,7 @@ def test_code_left_to_eager_is_reported_for_this_call() -> None:
     assert whole.detail.endswith("1 graph")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["script", "privateuse1", "torchax", "jax", "jax[cpu]"])
 def test_a_backend_that_would_not_be_run_is_no_pass(name: str) -> None:
     if backends()[name].availability().status != "ready":
@@ -232,6 +235,7 @@ def test_a_context_without_a_dtype_takes_the_one_that_was_set(autocast: Any) -> 
             torch.set_autocast_dtype(device, dtype)
 
 
+@pytest.mark.thorough
 def test_an_exported_function_has_no_gradients_of_what_it_closes_over() -> None:
     needs_torch(">=2.9")  # before, torch.export raises for it
     linear = nn.Linear(8, 8)

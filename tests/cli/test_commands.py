@@ -294,6 +294,7 @@ def test_doctor(amp_fuzz: Command) -> None:
     assert done.out.endswith("\nready; start with: amp-fuzz run\n")
 
 
+@pytest.mark.thorough
 def test_doctor_says_what_is_broken(amp_fuzz: Command, tmp_path: Path) -> None:
     (tmp_path / "amp-fuzz.toml").write_text("casess = 1\n")
     done = amp_fuzz("doctor", "--require=broken-cpu", "--store=/dev/null")
@@ -307,6 +308,7 @@ def test_doctor_says_what_is_broken(amp_fuzz: Command, tmp_path: Path) -> None:
     assert done.code == 4
 
 
+@pytest.mark.thorough
 def test_audit(amp_fuzz: Command, tmp_path: Path) -> None:
     arguments = ("--ops=abs", "--workers=1", "--backends=eager-cpu,lying-cpu")
     done = amp_fuzz("audit", *arguments)

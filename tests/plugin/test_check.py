@@ -208,6 +208,7 @@ def test_registered(amp_check):
     assert done.parseoutcomes().get("passed", 0) >= 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("marker", "said"),
     [
@@ -232,6 +233,7 @@ def test_model(amp_check):
     done.stdout.fnmatch_lines([f"*amp-fuzz: *::test_model: {said}"])
 
 
+@pytest.mark.thorough
 def test_outcomes_that_the_callable_raises_are_those_of_the_test(project: pytest.Pytester) -> None:
     project.makepyfile(
         MODEL

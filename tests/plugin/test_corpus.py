@@ -42,6 +42,7 @@ def folder_of(pytester: pytest.Pytester, **cases: Case) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_a_folder_is_collected_as_ordinary_items(pytester: pytest.Pytester) -> None:
     folder_of(pytester, good=GOOD, known=KNOWN)
     pytester.makepyprojecttoml('[tool.amp-fuzz]\ncorpus = "tests/amp_cases"\n')
@@ -96,6 +97,7 @@ def test_a_file_is_replayed_without_the_flag(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["amp-fuzz::replay::known.json[[]eager-cpu[]] PASSED*"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -127,6 +129,7 @@ def test_a_missing_file_is_named(pytester: pytest.Pytester) -> None:
     result.stderr.fnmatch_lines(["ERROR: amp-fuzz: *no finding has the id '0123'*"])
 
 
+@pytest.mark.thorough
 def test_a_finding_is_judged_on_its_own_backend(pytester: pytest.Pytester) -> None:
     folder = folder_of(pytester)
     with quiet():

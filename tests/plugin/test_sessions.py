@@ -340,6 +340,7 @@ def test_an_interrupt_keeps_the_records_and_sums_up(
     assert not list(Path(".amp-fuzz").rglob("current-*"))
 
 
+@pytest.mark.thorough
 def test_a_backend_that_is_missing_is_skipped_with_the_reason(project: pytest.Pytester) -> None:
     result = project.runpytest_subprocess("--amp-fuzz", "-k", "availability", "-rs")
     assert result.ret == 0
@@ -348,6 +349,7 @@ def test_a_backend_that_is_missing_is_skipped_with_the_reason(project: pytest.Py
     result.stdout.fnmatch_lines(["amp-fuzz: no case ran"])
 
 
+@pytest.mark.thorough
 def test_a_session_whose_time_is_over_says_how_far_it_came(project: pytest.Pytester) -> None:
     result = project.runpytest_subprocess(*SMALL, CPU, "--amp-fuzz-seconds=0.001", "-rs")
     assert result.ret == 0

@@ -20,10 +20,17 @@ from tests.public.bugs import BUGS, Bug
 pytestmark = pytest.mark.skipif(
     not torch.__version__.startswith("2.13"), reason="bugs of torch 2.13, mended later or not there"
 )
-PARAMS = [
-    pytest.param(bug, id=bug.name, marks=[pytest.mark.slow] if "inductor" in bug.backend else [])
-    for bug in BUGS
-]
+BRIEF = {bug.backend: bug for bug in reversed(BUGS)}.values()
+"""The first of each backend is in the first tier."""
+
+
+def mark(bug: Bug) -> list[pytest.MarkDecorator]:
+    if "inductor" in bug.backend:
+        return [pytest.mark.slow]
+    return [] if bug in BRIEF else [pytest.mark.thorough]
+
+
+PARAMS = [pytest.param(bug, id=bug.name, marks=mark(bug)) for bug in BUGS]
 # The second is told as the first, too: it is an instance of it, or the same error.
 ALIKE = {
     ("pytorch#157104", "pytorch#153044"),

@@ -263,6 +263,7 @@ def test_a_redispatch_goes_on_through_autograd() -> None:
         library._destroy()
 
 
+@pytest.mark.thorough
 def test_registering_takes_one_op_and_lets_all_others_fall_through() -> None:
     program = """
         import torch

@@ -428,6 +428,7 @@ def test_tables_are_written(tmp_path: Path) -> None:
         write(CELLS, page / "inside")
 
 
+@pytest.mark.thorough
 def test_each_cell_that_does_not_agree_has_a_file_and_a_command(tmp_path: Path) -> None:
     cells = audit_op(CPU, CATALOGUE["cat"], shipped())
     _, table = write(cells, tmp_path)

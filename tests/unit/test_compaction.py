@@ -114,6 +114,7 @@ def test_frames_have_the_same_rows(store: Store) -> None:
         assert getattr(after, name) == getattr(before, name), name
 
 
+@pytest.mark.thorough
 def test_a_run_without_cases_is_the_same(tmp_path: Path) -> None:
     store = store_of(tmp_path, [EndRecord("eager-cpu", "matmul", 0, 1.0)])
     before = report_of(store, tmp_path / "before")
@@ -121,6 +122,7 @@ def test_a_run_without_cases_is_the_same(tmp_path: Path) -> None:
     assert report_of(store, tmp_path / "after") == before
 
 
+@pytest.mark.thorough
 def test_cases_that_reach_no_kernel_are_the_same(tmp_path: Path) -> None:
     cases: list[Record] = [case_with(kernels=()), case_with(kernels=(), backend="fake-cuda")]
     store = store_of(tmp_path, [*cases, EndRecord("", "", 2, 1.0)])
@@ -162,6 +164,7 @@ def test_each_backend_has_a_file_with_the_version_in_its_metadata(store: Store) 
 # -- a run that goes on ---------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_run_that_goes_on_has_its_old_records_and_its_new_ones(
     store: Store, tmp_path: Path
 ) -> None:
@@ -471,6 +474,7 @@ def test_lines_need_no_pyarrow(store: Store) -> None:
     assert done.stdout.split() == [f"{len(ALL)}", f"{len(frames.load(store, 'r1').cases)}"]
 
 
+@pytest.mark.thorough
 def test_pyarrow_is_imported_only_where_it_is_used() -> None:
     code = "import sys, amp_fuzz.interfaces.cli; sys.exit('pyarrow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

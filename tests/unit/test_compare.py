@@ -93,6 +93,7 @@ def test_a_cause(
         assert seen.changes[0].of_before == sum(before)
 
 
+@pytest.mark.thorough
 def test_two_causes_are_two(tmp_path: Path) -> None:
     seen = compared(tmp_path, drawn(100, 20), drawn(100, 20, group="9876543210"))
     assert states(seen) == [("new", False, 0, 20), ("gone", False, 20, 0)]
@@ -127,6 +128,7 @@ def again(outcome: Outcome, id_: str = BIG.id, known: str = "") -> CaseRecord:
     )
 
 
+@pytest.mark.thorough
 def test_nondeterminism_that_does_not_show_is_not_fixed(tmp_path: Path) -> None:
     before = [*drawn(200), replace(found(BIG, kind="nondeterminism"), fingerprint=GROUP)]
     seen = compared(tmp_path, before, [*drawn(200), again("agreed")])
@@ -160,12 +162,14 @@ def test_cases_that_are_judged_again_do_not_count(tmp_path: Path) -> None:
     assert states(seen) == []
 
 
+@pytest.mark.thorough
 def test_a_cause_whose_op_was_not_called_is_not_gone(tmp_path: Path) -> None:
     """As with ``--ops`` of the second run."""
     other = [replace(one, ops=(MM,)) for one in drawn(200) if isinstance(one, CaseRecord)]
     assert states(compared(tmp_path, drawn(200, 40), other)) == [("not seen", False, 40, 0)]
 
 
+@pytest.mark.thorough
 def test_the_commands_differ(tmp_path: Path) -> None:
     store = Store(tmp_path / ".amp-fuzz")
     for name, command_ in (
@@ -185,6 +189,7 @@ def test_the_chance_is_that_of_a_binomial_distribution() -> None:
     assert _chance(5, 0, (100, 0)) == 1
 
 
+@pytest.mark.thorough
 def test_what_else_differs_is_said(tmp_path: Path) -> None:
     seen = compared(tmp_path, drawn(10), drawn(10))
     assert seen.differ == ("torch: 2.13.0 -> 2.15.0", "seed: 7 -> 8")
@@ -227,6 +232,7 @@ def test_what_fails(tmp_path: Path, other: list[Record], wanted: str, said: str)
     assert ", ".join(failing(seen, conditions(wanted))) == said
 
 
+@pytest.mark.thorough
 def test_more_fails(tmp_path: Path) -> None:
     seen = compared(tmp_path, drawn(200, 2), drawn(200, 60))
     assert list(failing(seen, conditions("new,more"))) == ["1 cause is met more often"]
@@ -296,6 +302,7 @@ def test_its_exit_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert main(["compare", "r1", "r2", "--fail-on=never"]) == 2
 
 
+@pytest.mark.thorough
 def test_a_quiet_line_for_each_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_of(Store(tmp_path / ".amp-fuzz"), "r1", drawn(3))

@@ -145,6 +145,7 @@ def test_a_fault_on_tensors_without_values_becomes_one_call_too() -> None:
             assert confirmed(judge, Target.of(verdict), last.chain) is not None
 
 
+@pytest.mark.thorough
 def test_an_error_that_one_side_raises_stays_that_error() -> None:
     judge = judge_of(WrongKernel(eager(), "mm"))
     broken = case(
@@ -263,6 +264,7 @@ def test_unconfirmed_cases_leave_the_chain() -> None:
     assert none is None
 
 
+@pytest.mark.thorough
 def test_a_case_takes_the_same_way_each_time() -> None:
     judge = judge_of(WrongKernel(eager(), "mm"))
     (verdict,) = found("mm", 1)
@@ -332,6 +334,7 @@ BIG = case(
 )
 
 
+@pytest.mark.thorough
 def test_a_statement_whose_value_is_needed_becomes_an_input_with_its_value() -> None:
     seen = eager().run([BIG])[0]
     wanted = seen.values["call0.v2"]
@@ -565,6 +568,7 @@ def test_what_is_written_through_an_alias_becomes_a_buffer() -> None:
     assert [s.role for s in found.inputs] == ["input", "buffer", "buffer"]
 
 
+@pytest.mark.thorough
 def test_parts_of_drawn_programs_write_only_what_they_may() -> None:
     written = 0
     for one in drawn(60, statements=6):

@@ -94,6 +94,7 @@ def texts(heat: Heat) -> dict[str, list[str]]:
     return {op: [cell.text for cell in cells] for op, cells in heat.rows}
 
 
+@pytest.mark.thorough
 def test_tables_of_an_earlier_amp_fuzz_lack_four_columns(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     store = store_of(tmp_path, RUN)
@@ -216,6 +217,7 @@ def test_the_distribution_counts_each_case_once_and_the_threshold_is_an_edge(
     assert (script.median, script.most_of_all, script.largest) == (4.0, 1e9, 1e9)
 
 
+@pytest.mark.thorough
 def test_a_run_that_recorded_no_threshold_has_no_bins(tmp_path: Path) -> None:
     shown = view_of(store_of(tmp_path, RUN, threshold=0.0))
     page = Page(html.pages(shown)["report.html"]).text
@@ -337,6 +339,7 @@ def test_the_trend_has_the_runs_of_which_a_report_was_made(tmp_path: Path) -> No
     assert (now.left_out, now.earlier) == (1, 0)
 
 
+@pytest.mark.thorough
 def test_a_report_keeps_the_numbers_of_a_run_that_has_ended(tmp_path: Path) -> None:
     ended, killed = store_of(tmp_path / "a", RUN), store_of(tmp_path / "b", RUN[:-1])
     for store in (ended, killed):
@@ -385,6 +388,7 @@ def test_the_curves_run_through_the_numbers_of_the_runs(tmp_path: Path) -> None:
     assert rows == ["r4", "r3", "r2", "r1"]  # the table says the same, the newest first
 
 
+@pytest.mark.thorough
 def test_a_run_alone_is_a_dot_of_its_curve(tmp_path: Path) -> None:
     store = days_of(tmp_path, [ran()], [ran()], [ran()])
     for run, numbers in (("r1", {"b": Numbers(1, 4.0, 1, 2)}), ("r2", {})):
@@ -406,6 +410,7 @@ eager-cpu,cat,,cat(x0),2x2,bfloat16,float16,differs,float16
 """
 
 
+@pytest.mark.thorough
 def test_an_audit_beside_the_report_becomes_a_matrix(tmp_path: Path) -> None:
     folder = tmp_path / "report"
     folder.mkdir()

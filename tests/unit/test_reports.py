@@ -295,6 +295,7 @@ def test_findings_are_counted_and_named_by_the_smallest_case(data: frames.RunDat
     ]
 
 
+@pytest.mark.thorough
 def test_a_divergence_whose_case_record_is_lost_is_still_counted(tmp_path: Path) -> None:
     store = store_of(tmp_path, [ran(), found(BIG)])
     assert view_of(store).verdict.kind == "new"
@@ -309,6 +310,7 @@ def test_a_new_divergence_without_a_record_is_counted_and_said(tmp_path: Path) -
     assert "1 new diverging case left no record to replay: run again with --seed=7" in shown.notes
 
 
+@pytest.mark.thorough
 def test_a_reached_kernel_that_is_listed_as_unreachable_is_said(tmp_path: Path) -> None:
     head = (BackendRecord("eager-cpu", "cpu", "torch", (), ("mm: because",)),)
     shown = view_of(store_of(tmp_path, [ran()], backends=head))
@@ -340,6 +342,7 @@ def test_cases_that_agreed_without_a_graph_are_said(tmp_path: Path) -> None:
     assert note.startswith("eager-cpu: 1 case agreed without being compiled")
 
 
+@pytest.mark.thorough
 def test_artefacts_of_a_compilers_caches_are_counted(tmp_path: Path) -> None:
     one = msgspec.structs.replace(ran(), hits=2)
     store = store_of(tmp_path, [one, ran(case=case(COS)), replace(one, id="1" * 16)])
@@ -347,11 +350,13 @@ def test_artefacts_of_a_compilers_caches_are_counted(tmp_path: Path) -> None:
     assert note == "eager-cpu: 2 cases loaded 4 artefacts from the compiler's caches"
 
 
+@pytest.mark.thorough
 def test_two_bugs_in_one_case_count_for_both(tmp_path: Path) -> None:
     store = store_of(tmp_path, [ran("known", kind="raise", known="a+b"), found(BIG, known="a+b")])
     assert [(k.id, k.cases) for k in view_of(store).known] == [("a", 2), ("b", 2)]
 
 
+@pytest.mark.thorough
 def test_a_known_finding_that_left_the_list_is_shown_by_its_id(tmp_path: Path) -> None:
     (gone,) = view_of(store_of(tmp_path, [found(BIG, known="gone")])).known
     assert gone.id == "gone"
@@ -404,11 +409,13 @@ def test_notes_are_grouped_counted_and_replayed_by_their_smallest_case(tmp_path:
     assert seen.noted[0].replay.startswith(replay)
 
 
+@pytest.mark.thorough
 def test_a_note_whose_case_is_lost_is_still_counted(tmp_path: Path) -> None:
     (seen,) = view_of(store_of(tmp_path, [replace(ran(), notes=(note(),))])).noted
     assert (seen.cases, seen.replay) == (1, "")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kinds", "said"),
     [
@@ -435,6 +442,7 @@ INCIDENT = IncidentRecord(
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fails", [True, False])
 def test_an_incident_is_told_and_fails_only_a_run_that_was_told_so(
     tmp_path: Path, fails: bool
@@ -459,6 +467,7 @@ def test_a_run_that_was_killed_says_so_and_how_to_go_on(tmp_path: Path) -> None:
         assert view_of(store).verdict.sentence.startswith("STILL RUNNING: nothing new so far")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("outcome", "said"),
     [
@@ -473,6 +482,7 @@ def test_a_verdict_counts_known_divergences_if_there_are_any(
     assert view_of(store).verdict.sentence.endswith(said)
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_that_was_killed_did_not_end(tmp_path: Path) -> None:
     ends = [EndRecord("", "", 1, 2.0, "interrupted"), EndRecord("", "", 0, 0.0, "resumed")]
     seen = view_of(store_of(tmp_path, [ran(), *ends]))
@@ -644,6 +654,7 @@ def test_a_run_whose_time_was_up_says_how_far_it_came(tmp_path: Path) -> None:
     assert not list(machine.annotated(shown))
 
 
+@pytest.mark.thorough
 def test_a_run_that_judged_all_and_was_cut_while_minimising_says_that_all_ran(
     tmp_path: Path,
 ) -> None:
@@ -653,6 +664,7 @@ def test_a_run_that_judged_all_and_was_cut_while_minimising_says_that_all_ran(
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("least", "fails"), [(0, False), (66, False), (67, True), (100, True)])
 def test_a_run_fails_that_reached_less_of_the_kernels_than_it_has_to(
     tmp_path: Path, least: float, fails: bool
@@ -1194,6 +1206,7 @@ def test_everything_that_a_record_holds_is_escaped(tmp_path: Path) -> None:
         assert "62615533" not in page.text
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "link", ["javascript:alert(1)", "data:text/html,x", "//evil", 'https://x/"onclick="', "ftp://x"]
 )
@@ -1400,6 +1413,7 @@ def test_the_terminal_says_it_in_a_line_and_shows_the_groups_if_asked(own: View)
     assert "stage     compile[inductor]" in whole
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kinds", [("backend",), ("incident", "backend")])
 def test_it_fails_a_run_that_was_told_so(tmp_path: Path, kinds: tuple[str, ...]) -> None:
     failing = view_of(store_of(tmp_path, own_run(), fail_on=kinds))

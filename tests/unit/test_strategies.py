@@ -85,6 +85,7 @@ def test_cases_are_well_formed_on_every_device(case: Case) -> None:
     case.plan.check()
 
 
+@pytest.mark.thorough
 @given(strategies.cases(trains=False))
 @STEADY
 def test_cases_that_do_not_train_have_no_backward(case: Case) -> None:
@@ -187,6 +188,7 @@ def test_every_layout_comes_up(layout: str) -> None:
     find_any(lambda c: any(s.layout == layout for s in c.program.inputs))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("role", ["input", "weight", "buffer"])
 def test_every_role_comes_up(role: str) -> None:
     find_any(lambda c: any(s.role == role for s in c.program.inputs))
@@ -480,6 +482,7 @@ def test_draws_depend_on_the_seed_alone() -> None:
     assert [c.id for c in drawn(20)] != [c.id for c in drawn(20, seed=1)]
 
 
+@pytest.mark.thorough
 def test_some_programs_return_only_what_nothing_reads() -> None:
     """A compiler may keep the others as it likes. Most return all, which shows where a bug is."""
     programs = [case.program for case in drawn(400)]

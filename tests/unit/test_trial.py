@@ -48,6 +48,7 @@ def test_a_python_that_cannot_be_run_is_said(tmp_path: Path) -> None:
     assert str(found) == "cannot run: No such file or directory"
 
 
+@pytest.mark.thorough
 def test_a_script_that_is_ended_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -300,6 +300,7 @@ def test_the_case_of_a_finding_that_stops_a_run_is_counted(
     assert {*counted[0].groups} == {event.record.fingerprint for event in told}
 
 
+@pytest.mark.thorough
 def test_changes_made_to_torch_hold_in_the_workers(store: Store) -> None:
     """A kernel that is registered here is what the workers find wrong."""
     library = torch.library.Library("aten", "IMPL")
@@ -534,6 +535,7 @@ def test_cases_that_die_in_two_kernels_are_two_causes(deadly_kernels: Deadly, st
     assert died["bmm"][0] != died["exp"][0]
 
 
+@pytest.mark.thorough
 def test_a_death_in_no_kernel_names_no_op(fragile: Installer, store: Store) -> None:
     fragile(lambda case: None)
     deadly = drawn()[3].id
@@ -648,6 +650,7 @@ def test_a_case_that_runs_at_the_deadline_is_ended(
     assert not any(isinstance(event, Progress) for event in events)
 
 
+@pytest.mark.thorough
 def test_the_first_case_of_a_backend_may_end_after_the_deadline(
     fragile: Installer, store: Store
 ) -> None:
@@ -681,6 +684,7 @@ def test_only_the_first_case_of_a_backend_may_end_after_the_deadline(
     assert events[-1] == TimeUp()
 
 
+@pytest.mark.thorough
 def test_what_is_imported_before_the_first_case_takes_no_time_of_the_run(
     fragile: Installer, monkeypatch: pytest.MonkeyPatch, store: Store
 ) -> None:
