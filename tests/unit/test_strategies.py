@@ -194,6 +194,7 @@ def test_every_role_comes_up(role: str) -> None:
     find_any(lambda c: any(s.role == role for s in c.program.inputs))
 
 
+@pytest.mark.thorough
 def test_empty_and_0d_inputs_come_up() -> None:
     find_any(lambda c: any(0 in s.shape for s in c.program.inputs))
     find_any(lambda c: any(s.shape == () for s in c.program.inputs))
