@@ -3,9 +3,9 @@
 PYTHON    ?= python3
 # What `make fuzz` runs. Anything that `amp-fuzz` takes: make fuzz FUZZ_ARGS="run --seed=7"
 FUZZ_ARGS ?= run --profile=ci
-# Processes that share the tests (a quarter of their time is waiting for others that hang or die), and further
+# Processes that share the tests, one for each of two cores: three took a quarter more CPU time, and longer. Further
 # arguments: make test TEST_ARGS="-k cache -x"
-JOBS      ?= 3
+JOBS      ?= 2
 TEST_ARGS ?=
 PYTEST     = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 # The torch of `make test-torch`: each has a file in constraints/
@@ -88,7 +88,7 @@ $(VENV)/.docs: $(STAMP)
 	@touch $@
 
 # What each of these guarantees: CONTRIBUTING.md, "Tests".
-test: $(STAMP)  ## run the tests of the first tier, eleven minutes (TEST_ARGS="-k cache", JOBS=3)
+test: $(STAMP)  ## run the tests of the first tier, six minutes (TEST_ARGS="-k cache", JOBS=2)
 	$(PYTEST) -m "not thorough and not slow" $(TEST_ARGS)
 
 test-rest: $(STAMP)  ## run the other tests that guard a merge

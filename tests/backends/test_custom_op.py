@@ -181,6 +181,7 @@ def test_what_an_op_without_a_rule_runs_under_is_seen(corrupt: Any) -> None:
         assert judged("eager-cpu", PLAIN).outcome == "diverged"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("device", ["cuda", "xpu", "mps"])
 def test_fake_devices_see_a_rule_that_is_ignored(device: str) -> None:
     if device != "cuda":
@@ -200,6 +201,7 @@ def test_a_key_that_torch_lacks_is_a_known_finding(device: str) -> None:
     assert judged(f"fake-{device}", forward).known == "register-autocast-key"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("device", ["cuda", "xpu", "mps", "mtia", "maia"])
 def test_a_context_in_a_body_leaves_a_fake_device_as_it_was(device: str) -> None:
     """Autocast is off where a fake kernel runs: what the context finds there is not what is around.

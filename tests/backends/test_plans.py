@@ -56,10 +56,8 @@ PLANS: tuple[dict[str, Any], ...] = (
 )
 FEW: tuple[dict[str, Any], ...] = (
     {},
-    {"entry": "decorator"},
     {"entry": "custom_op", "contexts": (Autocast(enabled=False),)},
     {"backward": "under", "backward_context": F16},
-    {"checkpoint": "reentrant"},
     {"later": ((F16,),), "reuse": "graph"},
 )
 """Plans of the first tier."""

@@ -106,6 +106,7 @@ class Caching(nn.Module):
         return y + self.sums + self.several[0] + len(self.seen)
 
 
+@pytest.mark.thorough
 def test_tensors_among_the_attributes_are_put_back() -> None:
     model = Caching()
     result = amp_fuzz.check(model, X, backends=["eager-cpu", "compile[aot_eager]"])
@@ -315,6 +316,7 @@ def test_caches_hold_no_fake_tensor() -> None:
     assert type(mask(4)) is Tensor
 
 
+@pytest.mark.thorough
 def test_the_leaves_behind_a_tensor_are_trained_each_time() -> None:
     """Its graph is older than the call: a backward pass must not take it away."""
     source = nn.Parameter(torch.ones(8))

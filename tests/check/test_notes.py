@@ -120,6 +120,7 @@ def _off(x: Tensor) -> Tensor:
         return x.half().float()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("function", [_same, _off, Pointwise.apply])
 def test_casts_that_follow_the_policy_are_not_noted(function: Callable[[Tensor], Tensor]) -> None:
     result = amp_fuzz.check(function, X, backends=CHEAP, store=None)
@@ -166,6 +167,7 @@ def test_the_text_of_what_raises_under_autocast_alone() -> None:
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("function", "backends", "advice"),
     [

@@ -56,6 +56,7 @@ def _in_its_own_context(x: Tensor) -> Tensor:
         return _index_add(x)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("function", "autocast"), [(_index_add, torch.bfloat16), (_in_its_own_context, None)]
 )

@@ -62,6 +62,7 @@ def test_a_verdict_says_which_share_was_judged_and_needs_half(
     assert "no shadow could follow" in second
 
 
+@pytest.mark.thorough
 def test_a_number_that_is_equal_is_judged() -> None:
     result = amp_fuzz.check(
         lambda x: (x @ x.T, len(x)), X, backends=["compile[aot_eager]"], store=None

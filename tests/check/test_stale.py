@@ -93,6 +93,7 @@ def test_eager_agrees_and_a_note_has_both_lines(
     assert "torch.clear_autocast_cache()" in note.advice
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("change", "how"),
     [

@@ -264,6 +264,7 @@ def test_list_backends(amp_fuzz: Command) -> None:
     assert re.search(r"^broken-cpu +cpu +broken +it is broken on purpose$", done.out, re.MULTILINE)
 
 
+@pytest.mark.thorough
 def test_a_report_of_a_run_that_ended_is_no_failure_whatever_it_found(
     command: Command, fuzzed: tuple[Path, Any], tmp_path: Path
 ) -> None:
@@ -326,6 +327,7 @@ def test_audit(amp_fuzz: Command, tmp_path: Path) -> None:
     assert all(f"lying-cpu-{identity}.json" in rows for identity in found)
 
 
+@pytest.mark.thorough
 def test_an_audit_in_which_both_sides_always_raise_is_no_success(amp_fuzz: Command) -> None:
     done = amp_fuzz("audit", "--ops=cov", "--workers=1", "--backends=fake-cuda")
     assert (done.code, done.err) == (5, "")

@@ -45,6 +45,7 @@ def test_a_wrong_kernel_fails_a_run_if_autocast_has_a_part_in_it_or_if_asked(
     assert ("FAILS: 4 cases of the backend's own" in said) == (own and code == 1)
 
 
+@pytest.mark.thorough
 def test_it_is_minimised_once_a_group_and_told_everywhere(
     amp_fuzz: Command, tmp_path: Path
 ) -> None:

@@ -42,7 +42,6 @@ def folder_of(pytester: pytest.Pytester, **cases: Case) -> Path:
     return folder
 
 
-@pytest.mark.thorough
 def test_a_folder_is_collected_as_ordinary_items(pytester: pytest.Pytester) -> None:
     folder_of(pytester, good=GOOD, known=KNOWN)
     pytester.makepyprojecttoml('[tool.amp-fuzz]\ncorpus = "tests/amp_cases"\n')

@@ -80,6 +80,7 @@ class Swallows:
             signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.thorough
 def test_an_interrupt_that_a_callback_swallowed_is_still_noticed() -> None:
     """Exceptions go no further than a callback of the garbage collector, or a finaliser."""
     before = signal.getsignal(signal.SIGINT)
@@ -91,6 +92,7 @@ def test_an_interrupt_that_a_callback_swallowed_is_still_noticed() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.thorough
 def test_an_interrupt_that_was_swallowed_after_the_last_case_is_still_noticed() -> None:
     ends = list[Any]()
 

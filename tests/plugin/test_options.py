@@ -37,6 +37,7 @@ def test_an_option_says_what_the_command_says(name: str) -> None:
     assert pytest_plugin.OPTIONS[name] == (option.metavar, option.help)
 
 
+@pytest.mark.thorough
 def test_every_option_is_in_the_help(pytester: pytest.Pytester) -> None:
     text = pytester.runpytest_subprocess("--amp-fuzz", "--help").stdout.str()
     for name, (metavar, _) in pytest_plugin.OPTIONS.items():
@@ -76,6 +77,7 @@ def test_options_without_the_flag_are_said_to_do_nothing(pytester: pytest.Pytest
     result.stdout.fnmatch_lines(["amp-fuzz: off, --amp-fuzz-cases has no effect: add --amp-fuzz"])
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("forking")
 def test_a_store_at_a_url_is_refused_in_one_line(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_mine(amp_check): amp_check(abs, -1.0)")
@@ -88,6 +90,7 @@ def test_a_store_at_a_url_is_refused_in_one_line(pytester: pytest.Pytester) -> N
     assert not (pytester.path / "s3:").exists()
 
 
+@pytest.mark.thorough
 def test_the_marker_is_known(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_mine(): pass")
     result = pytester.runpytest_subprocess("--strict-markers", "-m", "not amp_fuzz")

@@ -182,6 +182,7 @@ def test_a_nan_spreads_over_its_block_or_tensor_at_most(rule: Scaling) -> None:
     assert found[0, 0].isnan()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["rowwise", "blockwise", "blockwise, square", "mxfp8"])
 def test_scales_are_powers_of_two(name: str) -> None:
     for x in matrices():

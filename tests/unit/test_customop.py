@@ -61,11 +61,13 @@ def is_its_own(define: Callable[..., Any], name: str) -> bool:
     return same
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("collected_late")
 def test_an_op_that_is_defined_again_stays_what_the_dispatcher_points_to() -> None:
     assert is_its_own(custom_op, "amp_fuzz_test::again")
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("collected_late")
 def test_with_torchs_own_definition_it_does_not() -> None:
     """The OpOverload that it points to is another, which nothing holds but a cache."""

@@ -117,6 +117,7 @@ def test_another_divergence_is_not_the_bug() -> None:
     assert (state, why) == ("cannot tell", "its case shows custom-op-body-off here")
 
 
+@pytest.mark.thorough
 def test_a_nondeterministic_bug_is_tried_ten_times(monkeypatch: pytest.MonkeyPatch) -> None:
     moody = Moody(backends()["eager-cpu"], "")
     monkeypatch.setattr(core, "choose_backends", lambda names: [moody])

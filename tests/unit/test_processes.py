@@ -146,6 +146,7 @@ def test_a_process_that_works_is_told_from_one_that_waits() -> None:
         assert not is_runnable(process.pid or 0)
 
 
+@pytest.mark.thorough
 def test_a_process_that_gets_no_cpu_time_is_not_one_that_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -22,7 +22,7 @@ from amp_fuzz.findings.repro.parts import Found
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from tests.helpers import BF16, F16, FAULT, Run, call, case, leading, runner, under, x
+from tests.helpers import BF16, F16, FAULT, Run, call, case, runner, under, x
 
 # Runs pytest on a file.
 RUNNER = """
@@ -68,35 +68,34 @@ def form(case_: Case, name: str, finding: Found | None = None, **options: str) -
     return pytest_form(case_, on, finding, **options)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "where", "body", "case_"),
-    leading(
-        [
-            ("raise", "v0 = torch.mm(x0, w1)", "raise ValueError('seeded')", MM),
-            ("dtype", "v0", "y = y.float()", MM),
-            ("grad-bitwise", "w1.grad", "y = y * 2", MM),
-            ("state", "after the case", "torch.autocast_increment_nesting()", MM),
-            ("relation", "second call: call1.v0", "y = y + len(calls)", planned(calls=2)),
-            ("bitwise", "v0", "y = y * 1.01", MM),
-            ("value", "v0", "y = y * 1.1", MM),
-            ("nonfinite", "v0", "y = y / 0", MM),
-            ("grad-missing", "w1.grad", "y = y.detach()", MM),
-            ("nondeterminism", "v0", "y = y + len(calls)", MM),
-            (
-                "relation",
-                "cache: v0",
-                "y = y + torch.is_autocast_cache_enabled()",
-                planned(backward="none"),
-            ),
-            (
-                "relation",
-                "transform: v0",
-                "raise ValueError('seeded')",
-                planned(transform="vmap_grad"),
-            ),
-            ("crash", "", "import os; os.abort()", MM),
-        ]
-    ),
+    [
+        ("raise", "v0 = torch.mm(x0, w1)", "raise ValueError('seeded')", MM),
+        ("dtype", "v0", "y = y.float()", MM),
+        ("grad-bitwise", "w1.grad", "y = y * 2", MM),
+        ("state", "after the case", "torch.autocast_increment_nesting()", MM),
+        ("relation", "second call: call1.v0", "y = y + len(calls)", planned(calls=2)),
+        ("bitwise", "v0", "y = y * 1.01", MM),
+        ("value", "v0", "y = y * 1.1", MM),
+        ("nonfinite", "v0", "y = y / 0", MM),
+        ("grad-missing", "w1.grad", "y = y.detach()", MM),
+        ("nondeterminism", "v0", "y = y + len(calls)", MM),
+        (
+            "relation",
+            "cache: v0",
+            "y = y + torch.is_autocast_cache_enabled()",
+            planned(backward="none"),
+        ),
+        (
+            "relation",
+            "transform: v0",
+            "raise ValueError('seeded')",
+            planned(transform="vmap_grad"),
+        ),
+        ("crash", "", "import os; os.abort()", MM),
+    ],
 )
 def test_every_kind_fails_with_the_bug_and_passes_without(
     run: Run, kind: Any, where: str, body: str, case_: Case

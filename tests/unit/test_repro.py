@@ -270,6 +270,7 @@ def test_every_kind(run_script: Run, kind: Any, where: str, body: str, case: Cas
         assert run_script(repro(case, on, finding, prefix=fault)).code == 1, "faulty torch"
 
 
+@pytest.mark.thorough
 def test_timeouts_are_told_from_answers(run_script: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("amp_fuzz.findings.repro.script.TIMEOUT", 1)
     fault = FAULT.format(body="import time; time.sleep(60)")

@@ -400,6 +400,7 @@ def test_a_layer_has_a_float32_weight_in_an_island_that_is_entered_with_a_cast()
     find_any(kept_in_float32)
 
 
+@pytest.mark.thorough
 def test_an_island_draws_no_cast_that_was_not_asked_for() -> None:
     ops = sorted({name for stage in stages(list(CATALOGUE.values()), 2) for name in names(stage)})
     cases = list(drawn(300, ops=ops, fused=True))

@@ -634,6 +634,7 @@ def late(clock: Clock, settings: Settings = SETTINGS) -> Settings:
     return replace(settings, seconds=100.0, clock=clock)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("aimed", [0, 20])
 def test_a_case_that_runs_at_the_deadline_is_ended(
     fragile: Installer, store: Store, aimed: int
