@@ -226,21 +226,13 @@ def test_mm_dtype_{plain.id[:8]}(as_before):
 
     x0 = torch.tensor([[-0.66681874, 0.7735588], [1.3836, -1.8026496]], dtype=torch.float32)
     x1 = torch.tensor([[0.07555825, -0.5473053], [-0.48715296, 0.97741425]], dtype=torch.float32)
-    torch.default_generator.manual_seed(0)
 
-    def program(x0, x1):
+    with autocast(device, dtype=torch.bfloat16):
         v0 = torch.mm(x0, x1)
-        return v0,
+        value = v0
 
-    def drive(x0, x1):
-        with autocast(device, dtype=torch.bfloat16):
-            outputs = program(x0, x1)
-            return outputs[0]
-
-    value = drive(x0, x1)
     expected, observed = torch.bfloat16, value.dtype
-    print("expected:", expected)
-    print("observed:", observed)
+    print("expected:", expected, "observed:", observed)
     assert observed == expected
 """
     )

@@ -61,6 +61,7 @@ _EXIT = re.compile(r"sys\.exit\((?:bool)?(.*)\)$", re.MULTILINE)
 def _asserting(text: str) -> str:
     """Return the comparison, which fails where a script exits with 1 or 125."""
     text = re.sub(r'print\("torch: *", torch\.__version__\)\n', "", text)
+    text = text.replace('print("torch", torch.__version__, ', "print(")
     text = text.replace("sys.exit(observed != expected)", "assert observed == expected")
     text = re.sub(r"wrong = .*\nsys\.exit\(.*\)", "assert right", text)
     return _EXIT.sub(r"assert not \1", text)

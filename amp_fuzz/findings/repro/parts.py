@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import re
 import textwrap
@@ -68,12 +69,22 @@ class Script:
             )
         return expected.values[label]
 
+    def draws(self) -> bool:
+        """Return whether the reference draws random numbers of the CPU's generator, or may."""
+        seed = self.case.seed
+        if self.backend.device != "cpu":
+            return True
+        torch.default_generator.manual_seed(seed)
+        self.expected()
+        unused = torch.Generator().manual_seed(seed)
+        return not torch.equal(torch.default_generator.get_state(), unused.get_state())
+
     # -- inputs ---------------------------------------------------------------------------------
 
     def inputs(self) -> str:
         """Return assignments of the inputs, with literals for their values."""
         lines = [self._input(spec) for spec in self.case.program.inputs]
-        if self.backend.values:
+        if self.backend.values and self.draws():
             lines.append(f"torch.default_generator.manual_seed({self.case.seed})")
         return "\n".join(lines)
 
@@ -117,6 +128,18 @@ class Script:
         """
         driver = self.repros.driver(driver_source(self.case), self.case)
         return [self.program(), _observing(driver, labels)]
+
+    def plain(self, target: str, *labels: str) -> list[str]:
+        """Return the program, and lines that run it once and bind the values at the labels.
+
+        No driver is defined, nor a program that is only called: their bodies stand in the lines.
+        """
+        program, driver = self.source(*labels)
+        body = None if self.case.plan.thread == "whole" else _body(driver, target)
+        if body is None:
+            call = self.call()
+            return [program, driver, f"{target} = {call}" if labels else call]
+        return [_in_place(program, body)] if _is_plain(program, body) else [program, body]
 
     def program(self) -> str:
         """Return the program, with its explicit form above it as a comment."""
@@ -163,6 +186,49 @@ def _observed(line: str) -> tuple[str | None, str]:
     """Return the label and the value of a line of a driver that observes one."""
     match = re.fullmatch(r' *observe\("([^"]*)", (.*)\)', line)
     return (None, "") if match is None else (match[1], match[2])
+
+
+# -- code that runs once ------------------------------------------------------------------------
+
+
+def _body(driver: str, target: str) -> str | None:
+    """Return the body of a driver, which binds what it returns; None if it returns early."""
+    (function,) = ast.parse(driver).body
+    assert isinstance(function, ast.FunctionDef)
+    last: ast.AST = function.body[-1]
+    while isinstance(last, ast.With):
+        last = last.body[-1]
+    inner = (ast.walk(node) for node in function.body if not isinstance(node, ast.FunctionDef))
+    returns = [node for nodes in inner for node in nodes if isinstance(node, ast.Return)]
+    if [node for node in returns if node is not last]:
+        return None
+    text = textwrap.dedent("\n".join(driver.splitlines()[function.body[0].lineno - 1 :]))
+    return re.sub(r"^( *)return (.*)\Z", rf"\1{target} = \2", text.rstrip(), flags=re.MULTILINE)
+
+
+_PROGRAM = re.compile(r"((?:#.*\n)*)def program\((.*)\):\n((?: {4}.*\n)*) {4}return (.*?),?")
+
+
+def _is_plain(program: str, body: str) -> bool:
+    """Return whether a program is a function alone, called once with the inputs as they are."""
+    match = _PROGRAM.fullmatch(program)
+    called = re.findall(r"\bprogram\b.*", body)
+    return match is not None and called == [f"program({match[2]})"]
+
+
+def _in_place(program: str, body: str) -> str:
+    """Return the body of a driver with the program's in place of the call."""
+    match = _PROGRAM.fullmatch(program)
+    assert match is not None
+    comment, _, lines, outputs = match.groups()
+    names = outputs.split(", ")
+    text = re.sub(r"\boutputs\[(\d+)\]", lambda m: names[int(m[1])], body)
+    bound = [f"outputs = {outputs},"] if len(re.findall(r"\boutputs\b", text)) > 1 else []
+    inside = "\n".join([*textwrap.dedent(lines).splitlines(), *bound])
+    call = re.compile(r"^( *)outputs = program\(.*\)$", re.MULTILINE)
+    text = call.sub(lambda m: textwrap.indent(inside, m[1]), text)
+    text = re.sub(r"^ *(\w+) = \1\n?", "", text, flags=re.MULTILINE)
+    return comment + text
 
 
 # -- literals -------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -55,7 +56,38 @@ def repro(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> 
     setup = [*parts.setup, parts.configuration]
     code = joined([*setup, prefix, *parts.helpers, *parts.body])
     standard, ours = imports(code)
-    return f"{parts.head}\n{standard}\n\n\n{_HOOK}\n{ours}{parts.modules}\n\n{code}\n"
+    code = _brief(code, finding)
+    return f"{parts.head}\n{standard}\n\n{_HOOK}\n{ours}{parts.modules}\n\n{code}\n"
+
+
+_VALUELESS = (
+    *("dtype", "shape", "device", "grad-dtype", "grad-shape", "grad-device", "grad-missing"),
+    *("raise", "state", "crash", "timeout"),
+)
+"""Kinds that no rounding can change."""
+
+
+def _brief(code: str, finding: Found) -> str:
+    """Return a script without a setting that its kind does not need, and a name that is read once.
+
+    Settings: the number of threads, which decides the last bits of a sum.
+    """
+    if finding.kind in _VALUELESS:
+        code = re.sub(r"^torch\.set_num_threads\(\d+\)\n", "", code, flags=re.MULTILINE)
+    told = re.match(r'device = (".*")\n', code)
+    nodes = list(ast.walk(ast.parse(code)))
+    named = (node for node in nodes if isinstance(node, ast.Name) and node.id == "device")
+    read = [node for node in named if isinstance(node.ctx, ast.Load)]
+    if told is None or len(read) > _FEW or any(getattr(n, "arg", "") == "device" for n in nodes):
+        return code
+    lines = code.splitlines()
+    for node in sorted(read, key=lambda n: n.col_offset, reverse=True):
+        line = lines[node.lineno - 1]
+        lines[node.lineno - 1] = line[: node.col_offset] + told[1] + line[node.end_col_offset :]
+    return "\n".join(lines[1:]).lstrip("\n")
+
+
+_FEW = 2
 
 
 def _ours_alone(backend: Backend, finding: Found) -> bool:
@@ -73,7 +105,7 @@ def _judging(case: Case, backend: Backend, finding: Found) -> str:
     needs = f"pip install '{installs}'" if installs else f"amp-fuzz{package}"
     modules = "".join(f"import {module}\n" for module in _modules(case))
     return (
-        f"{head(case, backend, finding)}\n# needs: {needs}\nimport sys\n\n\n{_HOOK}\n{modules}"
+        f"{head(case, backend, finding)}\n# needs: {needs}\nimport sys\n\n{_HOOK}\n{modules}"
         "from amp_fuzz.backends import backends\nfrom amp_fuzz.backends.harness import quiet\n"
         "from amp_fuzz.cases.case import loads\nfrom amp_fuzz.upstream.explain import judge_of\n\n"
         f"case = loads({case.json().decode()!r})\n"
@@ -161,7 +193,8 @@ def joined(parts: list[str]) -> str:
     """Join parts of a script: two empty lines around functions and classes, one elsewhere."""
     text = ""
     for part in filter(None, (p.strip("\n") for p in parts)):
-        after_one = text.rpartition("\n")[2].startswith(PAD) and "def " in text
+        outermost = [line for line in text.splitlines() if line and not line.startswith(PAD)]
+        after_one = bool(outermost) and outermost[-1].startswith(("def ", "class "))
         before_one = re.match(r"(#.*\n)*(def|class) ", part) is not None
         text += ("\n\n\n" if after_one or before_one else "\n\n") + part
     return text.strip("\n")
@@ -252,8 +285,8 @@ def _type(script: Script) -> list[str]:
         sides = f'"{script.expected().devices[label]}", value.device.type'
     else:
         sides = f"{list(want.shape)}, list(value.shape)"
-    main = _CALL.format(target="value", call=script.call()) + f"expected, observed = {sides}\n"
-    return [script.inputs(), *script.source(label), main + _VERDICT]
+    plain = script.plain("value", label)
+    return [script.inputs(), *plain, f"expected, observed = {sides}\n{_VERDICT}"]
 
 
 def _bits(script: Script) -> list[str]:
@@ -264,12 +297,13 @@ def _bits(script: Script) -> list[str]:
         raise ReproError(f"case {script.case.id}: the reference has no gradient at {label!r}")
     origin = f"# As torch {torch.__version__} computes it here; {BITS}.\n"
     constant = origin + wrapped(f"expected = {literal(want)}")
-    main = _CALL.format(target="observed", call=script.call())
+    main = ""
     if not script.backend.exact and script.finding.kind.endswith(("nonfinite", "range")):
         # Its finite values may round differently.
         constant = wrapped(f"expected = {literal(torch.where(want.isfinite(), 0, want))}")
         main += "observed = torch.where(observed.isfinite(), 0, observed)\n"
-    return [_DIFFERS, script.inputs(), constant, *script.source(label), main + _COMPARED]
+    plain = script.plain("observed", label)
+    return [_DIFFERS, script.inputs(), constant, *plain, main + _COMPARED]
 
 
 def _rounding(script: Script) -> list[str]:
@@ -293,15 +327,14 @@ def _rounding(script: Script) -> list[str]:
         + "\n"
         + wrapped(f"unit = {literal(unit(band))}")
     )
-    main = _CALL.format(target="observed", call=script.call())
-    plain, signed = leans(band)
-    main += _AWAY.format(threshold=THRESHOLD, plain=plain, signed=signed)
+    one, signed = leans(band)
+    main = _AWAY.format(threshold=THRESHOLD, plain=one, signed=signed)
     if promised:
         constants = constants.replace("# The float64 result", f"# {_ROUNDED[promise]}")
     if left_out:
         constants = constants.replace("# The", "# Without that rounding: the")
         main = main.replace("sys.exit(bool(", "sys.exit(not bool(")
-    return [script.inputs(), constants, *script.source(label), main]
+    return [script.inputs(), constants, *script.plain("observed", label), main]
 
 
 _ROUNDED: Mapping[Promise, str] = {
@@ -320,23 +353,33 @@ def _raise(script: Script) -> list[str]:
     """Compare which error is raised, and at which line if both sides raise the same one."""
     expected, (kind, _) = script.finding.expected, _error(script.finding.observed)
     if not kind or _error(expected)[0] != kind:
-        return [script.inputs(), *script.source(), _raising(script, expected)]
+        *program, body = script.plain("")
+        return [script.inputs(), *program, _raising(script, expected, body)]
     error = script.expected().raised
     if error is None:
         raise ReproError(f"case {script.case.id}: the reference raises nothing: replay it")
-    return [_LINE_OF, script.inputs(), *script.source(), _raising(script, expected, error.text)]
+    main = _raising(script, expected, script.call(), error.text)
+    return [_LINE_OF, script.inputs(), *script.source(), main]
 
 
-def _raising(script: Script, expected: str, line: str | None = None) -> str:
+def _raising(script: Script, expected: str, body: str, line: str | None = None) -> str:
     """Return source that tells the finding's error from the expected one, and from all others."""
     shown = expected if line is None else f"{expected} at {line}"
-    return (_RAISED if line is None else _RAISED_AT).format(
-        call=script.call(),
+    comment, body = _split(body)
+    return comment + (_RAISED if line is None else _RAISED_AT).format(
+        call=textwrap.indent(body, PAD).lstrip(),
         expected=json.dumps(shown),
         line=json.dumps(line),
         right=_is(expected),
         wrong=_is(script.finding.observed),
     )
+
+
+def _split(body: str) -> tuple[str, str]:
+    """Return the comment on top of lines, and the other lines."""
+    comment = re.match(r"(#.*\n)*", body)
+    assert comment is not None
+    return comment[0], body[comment.end() :]
 
 
 def _error(text: str) -> tuple[str, str]:
@@ -385,7 +428,8 @@ def _relation(script: Script) -> list[str]:
     if pair is None:
         raise ReproError(f"case {script.case.id}: the relation {name!r} does not apply to its plan")
     if RELATIONS[name].together:
-        return [script.inputs(), *script.source(), _raising(script, "no error")]
+        main = _raising(script, "no error", script.call())
+        return [script.inputs(), *script.source(), main]
     meaning = " ".join((RELATIONS[name].pair.__doc__ or "").split())
     parts = [f"# {name}: {meaning}"]
     for side, variant in zip(("expected", "observed"), pair, strict=True):
@@ -451,19 +495,12 @@ TIMEOUT = 120
 
 # Goes before the first import that may fail. An uncaught error would exit with 1.
 _HOOK = """\
-def cannot_tell(kind, error, trace):
-    \"""Exit with 125 for an error that is not the finding: `git bisect run` skips it.\"""
-    sys.__excepthook__(kind, error, trace)
-    sys.exit(125 if issubclass(kind, Exception) else 130)
-
-
-sys.excepthook = cannot_tell
+# `git bisect run` skips what exits with 125: another error than the finding's.
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), sys.exit(125))
 """
 
 _VERDICT = """\
-print("torch:   ", torch.__version__)
-print("expected:", expected)
-print("observed:", observed)
+print("torch", torch.__version__, "expected:", expected, "observed:", observed)
 sys.exit(observed != expected)
 """
 
@@ -497,9 +534,7 @@ try:
     {call}
 except Exception as error:
     observed = " ".join(f"{{type(error).__name__}}: {{error}}".split())
-print("torch:   ", torch.__version__)
-print("expected:", {expected})
-print("observed:", observed[:300])
+print("torch", torch.__version__, "expected:", {expected}, "observed:", observed[:300])
 right = {right}
 wrong = {wrong}
 sys.exit(0 if right else 1 if wrong else 125)
