@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["known"]
 
+_TOP = 10
+
 
 @click.group(short_help="Ask which known bugs this torch has.")
 def known() -> None:
@@ -47,14 +49,24 @@ def known() -> None:
 @click.option(
     "--backends", metavar="NAME,...", help="Only bugs whose cases run on these; * is any text."
 )
+@click.option("--top", is_flag=True, help="Only the ten gravest that can be run here.")
 @click.option("-o", "--output", metavar="FILE", help="Write the result to this file, as JSON.")
 @options("timeout", "memory", "plugins", "device", "policies")
-def check(patterns: tuple[str, ...], backends: str | None, output: str | None, **given: Any) -> int:
+def check(
+    patterns: tuple[str, ...],
+    backends: str | None,
+    top: bool,  # noqa: FBT001
+    output: str | None,
+    **given: Any,
+) -> int:
     """Run the smallest cases of each known bug on the installed torch, and show which are there.
 
     ID is the id of a bug, or a glob. Each case runs in a process of its own. A bug is gone only if
     both sides agree on all its cases and the cases would show it. What cannot be told has a reason:
     its backend is missing, its case raises on both sides, or another bug stands in the way.
+
+    --top runs the ten gravest bugs of this torch whose backends are installed, in a minute on two
+    cores, and says what harm each does. A silent wrong value is the gravest.
 
     Exit codes: 0 the bugs were checked, whatever the result: one that is gone is news, not a
     failure; 2 no bug has such an id or backend; 5 nothing could be told.
@@ -67,6 +79,8 @@ def check(patterns: tuple[str, ...], backends: str | None, output: str | None, *
         from amp_fuzz.upstream import BUGS
 
     bugs = _on(_named(BUGS, patterns), backends)
+    if top:
+        bugs = _gravest(bugs)
     board = Board()
     row = board.row("bugs")
     row.total = len(bugs)
@@ -76,7 +90,7 @@ def check(patterns: tuple[str, ...], backends: str | None, output: str | None, *
     for bug, seen in presence(bugs, timeout=chosen.timeout, memory=chosen.memory):
         found[bug.id] = seen
         board.add("bugs", 1)
-        say(f"{_line(bug, seen)}{_left(board)}")
+        say(f"{_harm(bug, seen) if top else _line(bug, seen)}{_left(board)}")
         news += _news(bug, seen)
     counts = Counter(seen.state for seen in found.values())
     say("\n".join(["", *news]))
@@ -118,6 +132,21 @@ def _on(bugs: list[Bug], names: str | None) -> list[Bug]:
         chosen |= set(matched)
     kept = ((bug, tuple(e for e in bug.examples if e.backend in chosen)) for bug in bugs)
     return [replace(bug, examples=examples) for bug, examples in kept if examples]
+
+
+def _gravest(bugs: list[Bug]) -> list[Bug]:
+    """Return the ten gravest that this torch has by their records, and whose cases can run here."""
+    from amp_fuzz.backends import backends
+    from amp_fuzz.upstream.harm import gravest
+
+    ready = {name for name, one in backends().items() if one.availability().status == "ready"}
+    has = [bug for bug in bugs if bug.entry.holds(version("torch"))]
+    return gravest(bug for bug in has if any(one.backend in ready and not one.lacks() for one in bug.examples))[:_TOP]
+
+
+def _harm(bug: Bug, seen: Presence) -> str:
+    more = f" ({seen.detail})" if seen.detail else ""
+    return f"  {bug.harm:15}  {bug.id} on {seen.backend}: {seen.state}{more}: {bug.what}"
 
 
 def _line(bug: Bug, seen: Presence) -> str:

@@ -116,6 +116,7 @@ BUGS = (
         why="functionalisation calls the op without out=, on which autocast has a say, and copies the result, which converts",
         torch=">=2.7",
         seen="2.15.0",
+        harm="silent value",
         backends=(
             "compile[aot_*",
             "compile[inductor*",

@@ -65,6 +65,7 @@ BUGS = (
         why="autocast decides while AOTAutograd traces; the graph's ops then run with it disabled",
         torch=">=2.7",
         seen="2.15.0",
+        harm="silent dtype",
         backends=(
             "compile[aot_*",
             "compile[inductor*",
@@ -79,6 +80,7 @@ BUGS = (
         why="AOTAutograd traces with the cache disabled; the casts are in the graph",
         torch=">=2.7",
         seen="2.15.0",
+        harm="silent value",
         backends=(
             "compile[aot_*",
             "compile[inductor*",
