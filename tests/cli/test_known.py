@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,39 @@ def test_it_says_which_bugs_are_there_and_writes_a_file(amp_fuzz: Command, tmp_p
         "backend": "eager-cpu",
         "case": example.case.id,
     }
+
+
+def test_top_runs_the_gravest_of_torch_and_says_how_to_see_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not one that its record says is fixed, nor one of another library."""
+    monkeypatch.setattr(import_module("amp_fuzz.interfaces.cli.known"), "_TOP", 2)
+    states = iter([Presence("there", "eager-cpu"), Presence("gone", "eager-cpu")] * 2)
+    told = lambda bugs, **_: ((bug, next(states)) for bug in bugs)  # noqa: E731
+    monkeypatch.setattr(presence, "presence", told)
+    bug = BUGS["cache-ignores-dtype"]
+    example = bug.examples[0]
+    missing = replace(example, backend="eager-cuda")
+    library = replace(example, backend="te-python")
+    bugs = [
+        replace(bug, id="raises", harm="raises"),
+        replace(bug, id="dtype"),
+        replace(bug, id="value", harm="silent value"),
+        replace(bug, id="fixed", harm="silent value", torch="<2.7"),
+        replace(bug, id="missing", harm="silent value", examples=(missing,)),
+        replace(bug, id="library", harm="silent value", examples=(library,)),
+    ]
+    monkeypatch.setattr(registry, "BUGS", {bug.id: bug for bug in bugs})
+    assert main(["known", "check", "--top"]) == 0
+    assert capsys.readouterr().out == (
+        f"2 known bugs, torch {torch.__version__}\n"
+        f"  silent value, value on eager-cpu: there: {bug.what}  (1 left)\n"
+        f"  silent dtype, dtype on eager-cpu: gone: {bug.what}\n"
+        "\n"
+        "NEW: dtype is gone, and its record says torch >=2.7: fixed in your torch?\n"
+        f"torch {torch.__version__}: 1 there, 1 gone, 0 cannot be told\n"
+        "see one as a script: amp-fuzz repro value\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from amp_fuzz.config import did_you_mean
 from amp_fuzz.interfaces.cli.common import (
     Exit,
     Stopped,
+    command_line,
     duration,
     options,
     resolve_options,
@@ -65,8 +66,8 @@ def check(
     both sides agree on all its cases and the cases would show it. What cannot be told has a reason:
     its backend is missing, its case raises on both sides, or another bug stands in the way.
 
-    --top runs the ten gravest bugs of this torch whose backends are installed, in a minute on two
-    cores, and says what harm each does. A silent wrong value is the gravest.
+    --top runs the ten gravest bugs that torch alone shows, in a minute, and says what each does. A
+    silent wrong value is the gravest. With --backends, those of these backends.
 
     Exit codes: 0 the bugs were checked, whatever the result: one that is gone is news, not a
     failure; 2 no bug has such an id or backend; 5 nothing could be told.
@@ -80,7 +81,7 @@ def check(
 
     bugs = _on(_named(BUGS, patterns), backends)
     if top:
-        bugs = _gravest(bugs)
+        bugs = _gravest(bugs, libraries=backends is not None)
     board = Board()
     row = board.row("bugs")
     row.total = len(bugs)
@@ -99,6 +100,8 @@ def check(
         f"torch {torch.__version__}: {counts['there']} there, {counts['gone']} gone, "
         f"{counts['cannot tell']} cannot be told"
     )
+    if top and (there := next((name for name in found if found[name].state == "there"), "")):
+        say(f"see one as a script: {command_line('repro', there)}")
     if output is not None:
         write_whole(Path(output), _json(found, torch.__version__).encode())
         say(f"wrote {output}")
@@ -134,19 +137,26 @@ def _on(bugs: list[Bug], names: str | None) -> list[Bug]:
     return [replace(bug, examples=examples) for bug, examples in kept if examples]
 
 
-def _gravest(bugs: list[Bug]) -> list[Bug]:
-    """Return the ten gravest that this torch has by their records, and whose cases can run here."""
+def _gravest(bugs: list[Bug], *, libraries: bool) -> list[Bug]:
+    """Return the ten gravest that this torch has by their records, and whose cases can run here.
+
+    libraries: also those whose backends need another library than torch.
+    """
     from amp_fuzz.backends import backends
     from amp_fuzz.upstream.harm import gravest
 
-    ready = {name for name, one in backends().items() if one.availability().status == "ready"}
-    has = [bug for bug in bugs if bug.entry.holds(version("torch"))]
-    return gravest(bug for bug in has if any(one.backend in ready and not one.lacks() for one in bug.examples))[:_TOP]
+    states = {name: backend.availability() for name, backend in backends().items()}
+    ready = {name for name, state in states.items() if state.status == "ready"}
+    if not libraries:
+        ready = {name for name in ready if states[name].detail.startswith("torch ")}
+    has = (bug for bug in bugs if bug.entry.holds(version("torch")))
+    can = (b for b in has if any(e.backend in ready and not e.lacks() for e in b.examples))
+    return gravest(can)[:_TOP]
 
 
 def _harm(bug: Bug, seen: Presence) -> str:
     more = f" ({seen.detail})" if seen.detail else ""
-    return f"  {bug.harm:15}  {bug.id} on {seen.backend}: {seen.state}{more}: {bug.what}"
+    return f"  {bug.harm}, {bug.id} on {seen.backend}: {seen.state}{more}: {bug.what}"
 
 
 def _line(bug: Bug, seen: Presence) -> str:
