@@ -177,8 +177,8 @@ def worst() -> Iterator[str]:
     rows = found["bugs"]
     there = (bug for bug in every() if rows.get(bug.id, NOT_MEASURED)["state"] == "there")
     yield (
-        f"These were seen on torch {last}. `amp-fuzz known check --top` runs the ten gravest of your "
-        "torch, in a minute."
+        f"These were seen on torch {last}. `amp-fuzz known check --top` runs the ten gravest of "
+        "your torch, in a minute."
     )
     for place, bug in enumerate(gravest(there)[:10], 1):
         at = target(bug.id, FOLDER / "README.md")

@@ -54,7 +54,9 @@ def gravest(bugs: Iterable[Bug]) -> list[Bug]:
     Of the same harm, first those of autocast, then those that nobody has reported, then those with
     the smaller example.
     """
-    return sorted(bugs, key=lambda bug: (HARMS.index(bug.harm), bug.own, bool(bug.link), _size(bug)))
+    return sorted(
+        bugs, key=lambda bug: (HARMS.index(bug.harm), bug.own, bool(bug.link), _size(bug))
+    )
 
 
 def _size(bug: Bug) -> float:

@@ -14,6 +14,8 @@ import torch
 from amp_fuzz.findings import presence
 from amp_fuzz.findings.presence import Presence
 from amp_fuzz.interfaces.cli import main
+from amp_fuzz.interfaces.cli.replay import job_of
+from amp_fuzz.records.store import Store, StoreError
 from amp_fuzz.upstream import BUGS, registry
 from tests.forks import Done
 
@@ -129,3 +131,12 @@ def test_what_the_record_does_not_say_is_news_and_no_failure(
     assert main(["known", "check"]) == (5 if state == "cannot tell" else 0)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("NEW")]
     assert lines == ([f"NEW: {bug.id} {news}"] if news else [])
+
+
+def test_a_known_bug_is_its_smallest_case(tmp_path: Path) -> None:
+    bug = BUGS["promote-foreign-half"]
+    job = job_of(bug.id, Store(tmp_path), None)
+    assert (job.case, job.backend) == (bug.examples[0].case, "eager-cpu")
+    for unknown in ("promote-foreign-halves", "cache-ignores-grad-mode"):  # which has no case
+        with pytest.raises(StoreError, match=unknown):
+            job_of(unknown, Store(tmp_path), None)

@@ -35,9 +35,9 @@ def test_the_harm_of_a_divergence(kind: Kind, where: str, expected: str, harm: s
 
 def test_the_gravest_bug_is_first() -> None:
     """By harm, then autocast's own, then unreported, then small: each beats all that follow."""
+    calls = [call("exp", "x0", to=f"v{i}") for i in range(3)]
     small, large = (
-        (Example("eager-cpu", case([x("x0", 2)], *[call("exp", "x0", to=f"v{i}") for i in range(n)])),)
-        for n in (1, 3)
+        (Example("eager-cpu", case([x("x0", 2)], *some)),) for some in (calls[:1], calls)
     )
     bug = replace(BUGS["cache-ignores-dtype"], harm="state", own=False, link="", examples=small)
     order = [

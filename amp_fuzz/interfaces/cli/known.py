@@ -56,7 +56,7 @@ def known() -> None:
 def check(
     patterns: tuple[str, ...],
     backends: str | None,
-    top: bool,  # noqa: FBT001
+    top: bool,
     output: str | None,
     **given: Any,
 ) -> int:
