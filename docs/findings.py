@@ -1,4 +1,4 @@
-"""Write the pages of known bugs, docs/findings/*/*.md, and the table of its README, from records.
+"""Write the pages of known bugs, docs/findings/*/*.md, and the parts of its README, from records.
 
     python docs/findings.py [--check]
 
@@ -26,6 +26,7 @@ from typing import Any
 from packaging.version import Version
 
 from amp_fuzz.upstream.bug import Bug, Example
+from amp_fuzz.upstream.harm import gravest
 from amp_fuzz.upstream.registry import BUGS, FILES
 
 FOLDER = Path(__file__).parent / "findings"
@@ -33,7 +34,7 @@ NOTE = "<!-- Written by `make pages` from {source}. Edit that. -->"
 MEASURED = FOLDER.parents[1] / "benchmarks" / "known"
 VERSIONS = FOLDER.parent / "evidence" / "known-by-version.md"
 HAND = "<!-- Written by hand from here on: what the backend does without autocast too. -->"
-START, END = "<!-- table: written by `make pages` -->", "<!-- end of the table -->"
+START, END = "<!-- {}: written by `make pages` -->", "<!-- end of the {} -->"
 
 
 def main() -> None:
@@ -162,15 +163,53 @@ def shown(example: Example) -> str:
 
 
 def index(text: str) -> str:
-    """Return the README with the table of all bugs."""
-    before, _, rest = text.partition(START)
-    after = rest.partition(END)[2]
+    """Return the README with the gravest bugs and the table of all."""
+    for name, part in (("gravest", "\n\n".join(worst())), ("table", table())):
+        start, end = START.format(name), END.format(name)
+        before, _, rest = text.partition(start)
+        text = f"{before}{start}\n{part}\n{end}{rest.partition(end)[2]}"
+    return text
+
+
+def worst() -> Iterator[str]:
+    """Yield the ten gravest bugs of the last torch that was measured, each with its program."""
+    last, found = list(measured().items())[-1]
+    rows = found["bugs"]
+    there = (bug for bug in every() if rows.get(bug.id, NOT_MEASURED)["state"] == "there")
+    yield (
+        f"These were seen on torch {last}. `amp-fuzz known check --top` runs the ten gravest of "
+        "your torch, in a minute."
+    )
+    for place, bug in enumerate(gravest(there)[:10], 1):
+        at = target(bug.id, FOLDER / "README.md")
+        yield f"{place}. **{bug.harm}**, [{bug.id}]({at}): {bug.what}."
+        yield indented(program(bug) or shown(bug.examples[0]))
+
+
+def program(bug: Bug) -> str:
+    """Return the program of a person in the section of a bug, or ""."""
+    files = {path_of(file): file for file in FILES}
+    home = home_of(bug)
+    text = home.read_text() if bug.own else page(files[home])
+    text = text.partition(f'<a id="{bug.id}"></a>')[2]
+    section = re.split(r"(?m)^## ", text)[1]
+    found = re.search(r"(?ms)^```python\n.*?^```$", section)
+    return found[0] if found else ""
+
+
+def indented(text: str) -> str:
+    """Return a text as part of an item of a list."""
+    return "\n".join(f"   {line}".rstrip() for line in text.splitlines())
+
+
+def table() -> str:
+    """Return the table of all bugs."""
     rows = ["| bug | what | torch | upstream |", "|---|---|---|---|"]
     for bug in every():
         link = f"[{number(bug.link)}]({bug.link})" if bug.link else ""
         at = target(bug.id, FOLDER / "README.md")
         rows.append(f"| [{bug.id}]({at}) | {cell(bug.what)} | {bug.torch} | {link} |")
-    return f"{before}{START}\n" + "\n".join(rows) + f"\n{END}{after}"
+    return "\n".join(rows)
 
 
 def every() -> Iterator[Bug]:

@@ -11,6 +11,7 @@ import torch
 
 from amp_fuzz.backends.imitation import Imitation
 from amp_fuzz.cases.case import Case
+from amp_fuzz.upstream.harm import Harm
 from amp_fuzz.upstream.known import Known, Part
 
 __all__ = ["Bug", "Example"]
@@ -58,6 +59,7 @@ class Bug:
 
     id, what, why: a name, what goes wrong, and why, a line each. link: the upstream issue.
     torch: the versions that have it. seen: the last version on which it was seen.
+    harm: the gravest that its examples show, or would show (`amp_fuzz.upstream.harm`).
     backends: globs over the names of the backends that show it; those after a ``!`` do not.
     ops: globs over ops; with an imitation: only programs with such an op can show it.
     examples: smallest first. unshown: why there is none.
@@ -79,6 +81,7 @@ class Bug:
     link: str = ""
     torch: str
     seen: str
+    harm: Harm
     backends: tuple[str, ...] = ("*",)
     ops: tuple[str, ...] = ()
     imitation: Imitation | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ import torch
 from amp_fuzz.findings import presence
 from amp_fuzz.findings.presence import Presence
 from amp_fuzz.interfaces.cli import main
+from amp_fuzz.interfaces.cli.replay import job_of
+from amp_fuzz.records.store import Store, StoreError
 from amp_fuzz.upstream import BUGS, registry
 from tests.forks import Done
 
@@ -41,6 +44,39 @@ def test_it_says_which_bugs_are_there_and_writes_a_file(amp_fuzz: Command, tmp_p
         "backend": "eager-cpu",
         "case": example.case.id,
     }
+
+
+def test_top_runs_the_gravest_of_torch_and_says_how_to_see_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not one that its record says is fixed, nor one of another library."""
+    monkeypatch.setattr(import_module("amp_fuzz.interfaces.cli.known"), "_TOP", 2)
+    states = iter([Presence("there", "eager-cpu"), Presence("gone", "eager-cpu")] * 2)
+    told = lambda bugs, **_: ((bug, next(states)) for bug in bugs)  # noqa: E731
+    monkeypatch.setattr(presence, "presence", told)
+    bug = BUGS["cache-ignores-dtype"]
+    example = bug.examples[0]
+    missing = replace(example, backend="eager-cuda")
+    library = replace(example, backend="te-python")
+    bugs = [
+        replace(bug, id="raises", harm="raises"),
+        replace(bug, id="dtype"),
+        replace(bug, id="value", harm="silent value"),
+        replace(bug, id="fixed", harm="silent value", torch="<2.7"),
+        replace(bug, id="missing", harm="silent value", examples=(missing,)),
+        replace(bug, id="library", harm="silent value", examples=(library,)),
+    ]
+    monkeypatch.setattr(registry, "BUGS", {bug.id: bug for bug in bugs})
+    assert main(["known", "check", "--top"]) == 0
+    assert capsys.readouterr().out == (
+        f"2 known bugs, torch {torch.__version__}\n"
+        f"  silent value, value on eager-cpu: there: {bug.what}  (1 left)\n"
+        f"  silent dtype, dtype on eager-cpu: gone: {bug.what}\n"
+        "\n"
+        "NEW: dtype is gone, and its record says torch >=2.7: fixed in your torch?\n"
+        f"torch {torch.__version__}: 1 there, 1 gone, 0 cannot be told\n"
+        "see one as a script: amp-fuzz repro value\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,3 +131,12 @@ def test_what_the_record_does_not_say_is_news_and_no_failure(
     assert main(["known", "check"]) == (5 if state == "cannot tell" else 0)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("NEW")]
     assert lines == ([f"NEW: {bug.id} {news}"] if news else [])
+
+
+def test_a_known_bug_is_its_smallest_case(tmp_path: Path) -> None:
+    bug = BUGS["promote-foreign-half"]
+    job = job_of(bug.id, Store(tmp_path), None)
+    assert (job.case, job.backend) == (bug.examples[0].case, "eager-cpu")
+    for unknown in ("promote-foreign-halves", "cache-ignores-grad-mode"):  # which has no case
+        with pytest.raises(StoreError, match=unknown):
+            job_of(unknown, Store(tmp_path), None)

@@ -28,6 +28,7 @@ from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.upstream import BUGS, shipped
 from amp_fuzz.upstream.bug import Bug, Example
 from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.harm import HARMS, harm_of
 from amp_fuzz.upstream.known import Known, Part
 from amp_fuzz.upstream.registry import FILES
 from tests.helpers import WrongKernel, needs_torch
@@ -149,12 +150,29 @@ def verdicts(shown: Shown, known: Sequence[Known]) -> Mapping[str, tuple[str, Ve
 
 def unkept(shown: Shown, known: Sequence[Known]) -> dict[str, str]:
     """Return the guarantees that an example does not keep, each with the verdict that shows it."""
-    return {
+    found = verdicts(shown, known)
+    missed = {
         guarantee: f"{verdict.outcome} {verdict.known} {verdict.divergence}"
-        for guarantee, (outcome, verdict) in verdicts(shown, known).items()
+        for guarantee, (outcome, verdict) in found.items()
         if verdict.outcome != outcome
         or (outcome == "known" and shown.bug.id not in verdict.known.split("+"))
     }
+    plain = next(verdict for outcome, verdict in found.values() if outcome != "known")
+    if not does_its_harm(shown.bug, plain):
+        missed["its record names its harm"] = f"{shown.bug.harm} {plain.divergence}"
+    return missed
+
+
+def does_its_harm(bug: Bug, verdict: Verdict) -> bool:
+    """Return whether an example does the harm of the record, as far as this processor can show it.
+
+    One of several may do less. So may one that raises on the reference too.
+    """
+    if verdict.divergence is None or verdict.seen is None:
+        return True  # another guarantee says so
+    harm = harm_of(verdict.divergence)
+    less = len(bug.examples) > 1 or verdict.seen.raised is not None
+    return harm == bug.harm or (less and HARMS.index(harm) > HARMS.index(bug.harm))
 
 
 def needed(shown: Shown) -> None:
@@ -199,6 +217,9 @@ def test_a_guarantee_that_an_example_does_not_keep_is_named() -> None:
     twin = [*own, msgspec.structs.replace(own[0], id="twin")]
     all_of_it = Known("all", "all", "all", kinds=get_args(Kind), ops=("*",))
     assert not unkept(shown, own)
+    for harm in ("silent dtype", "refuses"):
+        misnamed = shown._replace(bug=replace(bug, harm=harm))
+        assert list(unkept(misnamed, own)) == ["its record names its harm"]
     assert list(unkept(shown, ())) == [
         "the example is explained by its bug",
         "it is explained beside an unrelated call",

@@ -16,6 +16,7 @@ from amp_fuzz.config import did_you_mean
 from amp_fuzz.interfaces.cli.common import (
     Exit,
     Stopped,
+    command_line,
     duration,
     options,
     resolve_options,
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["known"]
 
+_TOP = 10
+
 
 @click.group(short_help="Ask which known bugs this torch has.")
 def known() -> None:
@@ -47,14 +50,24 @@ def known() -> None:
 @click.option(
     "--backends", metavar="NAME,...", help="Only bugs whose cases run on these; * is any text."
 )
+@click.option("--top", is_flag=True, help="Only the ten gravest that can be run here.")
 @click.option("-o", "--output", metavar="FILE", help="Write the result to this file, as JSON.")
 @options("timeout", "memory", "plugins", "device", "policies")
-def check(patterns: tuple[str, ...], backends: str | None, output: str | None, **given: Any) -> int:
+def check(
+    patterns: tuple[str, ...],
+    backends: str | None,
+    top: bool,
+    output: str | None,
+    **given: Any,
+) -> int:
     """Run the smallest cases of each known bug on the installed torch, and show which are there.
 
     ID is the id of a bug, or a glob. Each case runs in a process of its own. A bug is gone only if
     both sides agree on all its cases and the cases would show it. What cannot be told has a reason:
     its backend is missing, its case raises on both sides, or another bug stands in the way.
+
+    --top runs the ten gravest bugs that torch alone shows, in a minute, and says what each does. A
+    silent wrong value is the gravest. With --backends, those of these backends.
 
     Exit codes: 0 the bugs were checked, whatever the result: one that is gone is news, not a
     failure; 2 no bug has such an id or backend; 5 nothing could be told.
@@ -67,6 +80,8 @@ def check(patterns: tuple[str, ...], backends: str | None, output: str | None, *
         from amp_fuzz.upstream import BUGS
 
     bugs = _on(_named(BUGS, patterns), backends)
+    if top:
+        bugs = _gravest(bugs, libraries=backends is not None)
     board = Board()
     row = board.row("bugs")
     row.total = len(bugs)
@@ -76,7 +91,7 @@ def check(patterns: tuple[str, ...], backends: str | None, output: str | None, *
     for bug, seen in presence(bugs, timeout=chosen.timeout, memory=chosen.memory):
         found[bug.id] = seen
         board.add("bugs", 1)
-        say(f"{_line(bug, seen)}{_left(board)}")
+        say(f"{_harm(bug, seen) if top else _line(bug, seen)}{_left(board)}")
         news += _news(bug, seen)
     counts = Counter(seen.state for seen in found.values())
     say("\n".join(["", *news]))
@@ -85,6 +100,8 @@ def check(patterns: tuple[str, ...], backends: str | None, output: str | None, *
         f"torch {torch.__version__}: {counts['there']} there, {counts['gone']} gone, "
         f"{counts['cannot tell']} cannot be told"
     )
+    if top and (there := next((name for name in found if found[name].state == "there"), "")):
+        say(f"see one as a script: {command_line('repro', there)}")
     if output is not None:
         write_whole(Path(output), _json(found, torch.__version__).encode())
         say(f"wrote {output}")
@@ -118,6 +135,28 @@ def _on(bugs: list[Bug], names: str | None) -> list[Bug]:
         chosen |= set(matched)
     kept = ((bug, tuple(e for e in bug.examples if e.backend in chosen)) for bug in bugs)
     return [replace(bug, examples=examples) for bug, examples in kept if examples]
+
+
+def _gravest(bugs: list[Bug], *, libraries: bool) -> list[Bug]:
+    """Return the ten gravest that this torch has by their records, and whose cases can run here.
+
+    libraries: also those whose backends need another library than torch.
+    """
+    from amp_fuzz.backends import backends
+    from amp_fuzz.upstream.harm import gravest
+
+    states = {name: backend.availability() for name, backend in backends().items()}
+    ready = {name for name, state in states.items() if state.status == "ready"}
+    if not libraries:
+        ready = {name for name in ready if states[name].detail.startswith("torch ")}
+    has = (bug for bug in bugs if bug.entry.holds(version("torch")))
+    can = (b for b in has if any(e.backend in ready and not e.lacks() for e in b.examples))
+    return gravest(can)[:_TOP]
+
+
+def _harm(bug: Bug, seen: Presence) -> str:
+    more = f" ({seen.detail})" if seen.detail else ""
+    return f"  {bug.harm}, {bug.id} on {seen.backend}: {seen.state}{more}: {bug.what}"
 
 
 def _line(bug: Bug, seen: Presence) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,8 +25,11 @@ from amp_fuzz.interfaces.cli.common import (
 )
 from amp_fuzz.records.remote import store_at
 from amp_fuzz.records.schema import DIVERGING, DivergenceRecord, Note, outcome_of
-from amp_fuzz.records.store import Store, find_case
+from amp_fuzz.records.store import Store, StoreError, find_case
 from amp_fuzz.upstream.known import Known
+
+if TYPE_CHECKING:
+    from amp_fuzz.upstream.bug import Example
 
 __all__ = [
     "Job",
@@ -102,11 +105,25 @@ def replay(cases: tuple[str, ...], backend: str | None, **given: Any) -> int:
 
 
 def job_of(what: str, store: Store, backend: str | None) -> Job:
-    """Return the case that an id or a file names, for its own backend or another."""
-    case, finding = find_case(store, what)
+    """Return the case that an id or a file names, for its own backend or another.
+
+    The id of a known bug is its smallest case.
+    """
+    try:
+        case, finding = find_case(store, what)
+        found_by = finding.backend if finding else _DEFAULT_BACKEND
+    except StoreError:
+        if (example := _example(what)) is None:
+            raise
+        case, finding, found_by = example.case, None, example.backend
     check_ops(what, case)
-    found_by = finding.backend if finding else _DEFAULT_BACKEND
     return Job(what, case, backend or found_by, finding, store.place)
+
+
+def _example(name: str) -> Example | None:
+    from amp_fuzz.upstream import BUGS
+
+    return next(iter(BUGS[name].examples), None) if name in BUGS else None
 
 
 def check_ops(what: str, case: Case) -> None:

@@ -210,6 +210,7 @@ BUGS = (
         link="https://github.com/pytorch/pytorch/issues/157104",
         torch=">=2.7",
         seen="2.15.0",
+        harm="silent gradient",
         backends=("compile[*+default]",),
         imitation=Imitation(rewrite=_inside),
         examples=(Example("compile[aot_eager+default]", _ISLAND, torch=">=2.9"),),
@@ -221,6 +222,7 @@ BUGS = (
         link="https://github.com/pytorch/pytorch/issues/157104",
         torch=">=2.7,<2.9",
         seen="2.7.1",
+        harm="silent gradient",
         backends=("compile[aot_eager*", "compile[inductor*"),
         imitation=Imitation(rewrite=_inside),
         examples=(Example("compile[aot_eager]", _ISLAND),),
@@ -232,6 +234,7 @@ BUGS = (
         link="https://github.com/pytorch/pytorch/pull/97864",
         torch=">=2.7",
         seen="2.15.0",
+        harm="silent gradient",
         backends=("compile[aot_*", "compile[inductor*"),
         imitation=Imitation(
             semantics=_without_checks,

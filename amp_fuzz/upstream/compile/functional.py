@@ -2,6 +2,15 @@
 
 ## compile-out: composite ops with out= are cast, and out= may have any dtype
 
+```python
+import torch
+
+x, b = torch.full((1, 1), 1.001), torch.empty(1, 1)
+for matmul in torch.matmul, torch.compile(torch.matmul, backend="aot_eager"):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        print(matmul(x, x, out=b).item())  # 1.002; then 1.0
+```
+
 Stage aot_eager. Autocast leaves `out=` variants alone: `torch.matmul(x, y, out=b)` of float32 is
 exact in eager. Functionalisation calls `matmul` instead, which is cast, and copies the result into
 `b`. `torch.linalg.matrix_power(x, 3, out=b)`, which raises under eager's autocast, runs. Without
@@ -116,6 +125,7 @@ BUGS = (
         why="functionalisation calls the op without out=, on which autocast has a say, and copies the result, which converts",
         torch=">=2.7",
         seen="2.15.0",
+        harm="silent value",
         backends=(
             "compile[aot_*",
             "compile[inductor*",

@@ -53,6 +53,7 @@ BUGS = (
         why="the region's guard is an object in the frames of the error; deleted, it puts tracing's dispatch keys back",
         torch=">=2.7",
         seen="2.15.0",
+        harm="state",
         backends=("compile[aot_*", "compile[inductor*"),
         kinds=("state",),
         ops=("*",),

@@ -132,6 +132,7 @@ BUGS = (
         why="eager runs oneDNN's layer, which autocast casts; the decomposition then computes cells, whose products promote",
         torch=">=2.7",
         seen="2.15.0",
+        harm="silent dtype",
         backends=(
             "compile[aot_*",
             "compile[inductor*",

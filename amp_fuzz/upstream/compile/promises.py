@@ -62,6 +62,7 @@ BUGS = (
         why="below autograd a composite op of the fake kernel reaches the mode whole, and what it is made of is not cast",
         torch=">=2.7",
         seen="2.15.0",
+        harm="silent gradient",
         backends=("compile[*",),
         kinds=("nondeterminism", "grad-nonfinite", "grad-value", "raise"),
         ops=(

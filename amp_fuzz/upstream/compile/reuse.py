@@ -92,6 +92,7 @@ BUGS = (
         why="it is traced once for all calls whose inputs are alike, whatever state is around them",
         torch=">=2.8",
         seen="2.15.0",
+        harm="silent dtype",
         backends=("compile[*",),
         kinds=(
             *("dtype", "value", "nonfinite", "range", "precision", "raise"),
@@ -131,6 +132,7 @@ BUGS = (
         link="https://github.com/pytorch/pytorch/pull/191110",
         torch=">=2.7",
         seen="2.15.0",
+        harm="silent dtype",
         backends=("compile[aot_*", "compile[inductor*"),
         imitation=Imitation(rewrite=_as_at_first, applies=lambda case: _as_at_first(case) != case),
         examples=(

@@ -21,6 +21,20 @@ found Half".
 
 ## compile-weight-cache: the weight cache is kept in eager only
 
+```python
+import torch
+
+x, w = torch.ones(1, 1), torch.ones(1, 1, requires_grad=True)
+for mm in torch.mm, torch.compile(torch.mm, backend="aot_eager"):
+    with torch.no_grad():
+        w.fill_(1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mm(x, w)
+        with torch.no_grad():
+            w.mul_(2)
+        print(mm(x, w).item())  # 1.0, which was cached; then 2.0
+```
+
 Stage aot_eager. In one context eager uses the cast of a weight again, even after the weight was
 updated in place, until the outermost context ends (documented for `cache_enabled`). AOTAutograd
 traces with the cache disabled and has the casts in its graphs: a second step sees the new weight.
@@ -65,6 +79,7 @@ BUGS = (
         why="autocast decides while AOTAutograd traces; the graph's ops then run with it disabled",
         torch=">=2.7",
         seen="2.15.0",
+        harm="silent dtype",
         backends=(
             "compile[aot_*",
             "compile[inductor*",
@@ -79,6 +94,7 @@ BUGS = (
         why="AOTAutograd traces with the cache disabled; the casts are in the graph",
         torch=">=2.7",
         seen="2.15.0",
+        harm="silent value",
         backends=(
             "compile[aot_*",
             "compile[inductor*",

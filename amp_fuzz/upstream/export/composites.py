@@ -186,6 +186,7 @@ BUGS = (
         link="https://github.com/pytorch/pytorch/issues/137274",
         torch=">=2.7",
         seen="2.15.0",
+        harm="silent dtype",
         backends=("export[decomposed]",),
         imitation=Imitation(semantics=_without_autocast(lambda: True), wrap=_asserting),
         examples=(
@@ -240,6 +241,7 @@ BUGS = (
         why="in inference mode they reach the modes of the export whole, below autocast: what they are made of is not cast, and meets two dtypes",
         torch=">=2.13",
         seen="2.15.0",
+        harm="raises",
         backends=("export*",),
         imitation=Imitation(semantics=_without_autocast(torch.is_inference_mode_enabled)),
         examples=(

@@ -110,6 +110,7 @@ BUGS = (
         why="the autocast region becomes a submodule of its own, and what switches gradients in it is left out; no autocast needed, enabled=False too",
         torch=">=2.7",
         seen="2.15.0",
+        harm="silent gradient",
         backends=("export",),
         imitation=Imitation(rewrite=_as_exported),
         examples=(

@@ -76,6 +76,7 @@ BUGS = (
         why="the cache is off while the program is traced, and the graph's region keeps that",
         torch=">=2.9",
         seen="2.15.0",
+        harm="silent value",
         backends=("export",),
         imitation=Imitation(rewrite=_uncached, applies=lambda case: _uncached(case) != case),
         examples=(

@@ -15,6 +15,7 @@ import msgspec
 
 from amp_fuzz.cases.case import Case, loads
 from amp_fuzz.upstream.bug import Bug, Example
+from amp_fuzz.upstream.harm import Harm
 
 __all__ = ["looks_like", "own_bugs"]
 
@@ -33,6 +34,7 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     what: str
     why: str
     seen: str
+    harm: Harm
     page: str
     kinds: tuple[str, ...]
     ops: tuple[str, ...]

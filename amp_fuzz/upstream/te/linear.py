@@ -396,6 +396,7 @@ BUGS = (
         what="a te.Linear keeps the format of its first region when the recipe changes",
         why="set_meta_tensor compares the classes of recipes, and updates go to the first scales",
         link="https://github.com/NVIDIA/TransformerEngine/issues/3157",
+        harm="silent value",
         imitation=remembering(_Keeping),
         examples=(
             Example(
@@ -424,6 +425,7 @@ BUGS = (
         id="te-inference-state",
         what="a te.Linear that was first called in inference mode raises in training",
         why="its scales, histories and kept weight are then inference tensors",
+        harm="raises",
         kinds=("raise", "relation"),
         observed="RuntimeError: Inplace update to inference tensor outside InferenceMode|RuntimeError: Inference tensors cannot be saved for backward",
         examples=(
@@ -444,6 +446,7 @@ BUGS = (
         what="a kept weight of te.Linear with a quantiser in Python raises later, or gives wrong gradients",
         why="that quantiser ignores internal=False, and prepare_for_saving takes the data out",
         backends=("te-python",),
+        harm="silent gradient",
         imitation=remembering(_Losing),
         examples=(
             Example(
@@ -518,6 +521,7 @@ BUGS = (
         id="te-dtype-check",
         what="a te.Linear takes parameters of another dtype than its input if its last result had that",
         why="set_activation_dtype returns early, although autocast set the dtype without the check",
+        harm="refuses",
         imitation=remembering(_Trusting),
         examples=(
             Example(
@@ -540,6 +544,7 @@ BUGS = (
         id="te-history-length",
         what="a te.Linear raises in a region whose delayed scaling has another length of history",
         why="adjust_amax_history_length puts the backward history in the place of the forward one",
+        harm="raises",
         imitation=remembering(_Lengthening),
         examples=(
             Example(
@@ -558,6 +563,7 @@ BUGS = (
         id="te-nested-update",
         what="after a nested region a te.Linear updates the backward scales once more",
         why="the end of the region restores is_first_fp8_module, which its first layer had cleared",
+        harm="silent gradient",
         imitation=remembering(_Nesting),
         examples=(
             Example(
@@ -581,6 +587,7 @@ BUGS = (
         what="a second backward pass over a retained graph through te.Linear raises",
         why="its backward sets the objects that it saved on ctx to None",
         link="https://github.com/NVIDIA/TransformerEngine/issues/990",
+        harm="raises",
         kinds=("raise",),
         observed="AttributeError: 'NoneType' object has no attribute 'grad_output'",
         examples=(

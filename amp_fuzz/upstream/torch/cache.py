@@ -242,6 +242,7 @@ BUGS = (
         why="the weight cache is keyed by the weight alone, not by the dtype it was cast to",
         torch=">=2.7",
         seen="2.15.0",
+        harm="silent dtype",
         backends=("!torchax*",),
         imitation=Imitation(semantics=_by_weight),
         examples=(
@@ -273,6 +274,7 @@ BUGS = (
         link="https://github.com/pytorch/pytorch/issues/112583",
         torch="<2.11",
         seen="2.10.0",
+        harm="silent gradient",
         backends=(
             "!privateuse1*",
             "!torchax*",
@@ -286,6 +288,7 @@ BUGS = (
         why="nesting depth and cache_enabled are of a thread, and the backward pass runs in another",
         torch=">=2.7",
         seen="2.15.0",
+        harm="silent value",
         backends=(
             "privateuse1*",
             "eager-*",
@@ -311,6 +314,7 @@ BUGS = (
         why="the body runs below autograd, and the cast of the weight that it makes there is cached",
         torch=">=2.7",
         seen="2.15.0",
+        harm="silent gradient",
         backends=(
             "!privateuse1*",
             "!torchax*",

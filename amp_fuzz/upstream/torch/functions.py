@@ -202,6 +202,7 @@ BUGS = (
         link="https://github.com/pytorch/pytorch/issues/132388",
         torch=">=2.7",
         seen="2.15.0",
+        harm="raises",
         backends=("!torchax*",),
         imitation=Imitation(semantics=_setup_context),
         examples=(
@@ -219,6 +220,7 @@ BUGS = (
         rank=40,  # before what compilers do to kernels
         torch=">=2.7",
         seen="2.15.0",
+        harm="silent dtype",
         backends=(
             "compile[*",
             "export*",
@@ -244,6 +246,7 @@ BUGS = (
         link="https://github.com/pytorch/pytorch/pull/183689",
         torch=">=2.7",
         seen="2.15.0",
+        harm="raises",
         backends=(
             "fake-mtia",
             "fake-maia",

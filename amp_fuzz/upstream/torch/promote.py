@@ -123,6 +123,7 @@ BUGS = (
         link="https://github.com/pytorch/pytorch/issues/132715",
         torch=">=2.7",
         seen="2.15.0",
+        harm="raises",
         backends=("!torchax*",),
         imitation=Imitation(semantics=_foreign_half),
         examples=(
@@ -136,6 +137,7 @@ BUGS = (
         link="https://github.com/pytorch/pytorch/pull/191125",
         torch=">=2.7",
         seen="2.15.0",
+        harm="silent dtype",
         backends=(
             "!privateuse1*",
             "!torchax*",

@@ -151,6 +151,7 @@ BUGS = (
         link="https://github.com/pytorch/pytorch/issues/191796",
         torch=">=2.7",
         seen="2.15.0",
+        harm="silent value",
         imitation=Imitation(semantics=_asks_cuda),
         examples=(
             Example(
@@ -183,6 +184,7 @@ BUGS = (
         why="torch._C._is_any_autocast_enabled() leaves out mps and maia",
         torch=">=2.7",
         seen="2.15.0",
+        harm="raises",
         backends=("!torchax*",),
         imitation=Imitation(semantics=_missing("mps", "maia")),
         examples=(Example("fake-mps", _GRU),),
@@ -193,6 +195,7 @@ BUGS = (
         why="torch._C._is_any_autocast_enabled() leaves out mtia",
         torch=">=2.7,<2.13",
         seen="2.11.0",
+        harm="raises",
         backends=("!torchax*",),
         imitation=Imitation(semantics=_missing("mtia")),
         examples=(Example("fake-mtia", _GRU),),

@@ -75,6 +75,7 @@ BUGS = (
         why="it is emulated by at::mm, which autocast casts",
         torch=">=2.13",
         seen="2.15.0",
+        harm="silent value",
         backends=("te-python", "scaled_mm"),
         ops=("fp8_linear",),
         imitation=Imitation(semantics=_casts),

@@ -115,6 +115,7 @@ BUGS = (
         link="https://github.com/pytorch/pytorch/issues/192617",
         torch=">=2.7",
         seen="2.15.0",
+        harm="silent dtype",
         backends=("!torchax*",),
         imitation=Imitation(semantics=_transform_first),
         examples=(
@@ -145,6 +146,7 @@ BUGS = (
         link="https://github.com/pytorch/functorch/issues/305",
         torch=">=2.7",
         seen="2.15.0",
+        harm="silent gradient",
         backends=("!torchax*",),
         imitation=Imitation(semantics=_ambient_backward),
         examples=(

@@ -38,6 +38,7 @@ BUGS = (
         why="torchax's autocast and its mode for torch functions are off there: other ops run, in other dtypes",
         torch=">=2.7",
         seen="2.13.0",
+        harm="raises",
         backends=("torchax[autograd]",),
         ops=("*",),
         kinds=("raise",),

@@ -24,6 +24,7 @@ BUGS = (
         why="torchax does not find their policies (torchax-composites), and JAX has no such kernels in 16 bits",
         torch=">=2.7",
         seen="2.13.0",
+        harm="raises",
         backends=("torchax*",),
         ops=("*",),
         kinds=("raise",),

@@ -175,6 +175,7 @@ BUGS = (
         why="torchax looks up policies by overload: composite ops are decomposed, or called as torch functions or without an overload, before that",
         torch=">=2.7",
         seen="2.13.0",
+        harm="silent dtype",
         backends=("torchax*", "!torchax[torch.autocast]"),
         imitation=replace(_imitated(_decomposing), around=_by_name),
         examples=(
@@ -194,6 +195,7 @@ BUGS = (
         why="it only checks whether a tensor is floating point",
         torch=">=2.7",
         seen="2.13.0",
+        harm="silent dtype",
         backends=("torchax*", "!torchax[torch.autocast]"),
         imitation=_imitated(_casting_float64),
         examples=(
@@ -213,6 +215,7 @@ BUGS = (
         link="https://github.com/pytorch/xla/pull/9361",
         torch=">=2.7",
         seen="2.13.0",
+        harm="silent dtype",
         backends=("torchax[torch.autocast]",),
         imitation=_imitated(_without_policies),
         examples=(
@@ -228,6 +231,7 @@ BUGS = (
         why="its promote policy reads the dtype of every argument, including lists and integers",
         torch=">=2.7",
         seen="2.13.0",
+        harm="raises",
         backends=("torchax*",),
         ops=("*",),
         kinds=("raise",),
@@ -243,6 +247,7 @@ BUGS = (
         why="torch's C++ decomposes it into mm and addmm, which have policies; a call from Python is one torch function without one",
         torch=">=2.7",
         seen="2.13.0",
+        harm="silent dtype",
         backends=("torchax*",),
         ops=("linear_cross_entropy*",),
         kinds=("dtype", "value", "grad-value"),
@@ -268,6 +273,7 @@ BUGS = (
         why="they ask whether torch's own autocast is on, and torchax's autocast does not turn it on",
         torch=">=2.7",
         seen="2.13.0",
+        harm="raises",
         backends=("torchax*",),
         ops=("rnn_tanh", "rnn_relu", "gru", "lstm"),
         kinds=("raise",),

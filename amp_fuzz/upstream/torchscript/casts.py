@@ -211,6 +211,7 @@ BUGS = (
         link="https://github.com/pytorch/pytorch/pull/72760",
         torch=">=2.7",
         seen="2.15.0",
+        harm="raises",
         backends=("script*", "trace*"),
         imitation=Imitation(wrap=_lowered(formulas=True), follows=False),
         examples=(
@@ -231,6 +232,7 @@ BUGS = (
         why="profiled as needing no grad, the optimised graph refuses what requires it, and the fallback is cast twice",
         torch=">=2.7",
         seen="2.15.0",
+        harm="silent dtype",
         backends=("script*", "trace*"),
         imitation=Imitation(wrap=_lowered(again=True)),
         examples=(
@@ -297,6 +299,7 @@ BUGS = (
         link="https://github.com/pytorch/pytorch/issues/84092",
         torch=">=2.7",
         seen="2.15.0",
+        harm="raises",
         backends=("trace[check]",),
         imitation=Imitation(wrap=_lowered(cached=True), follows=False),
         examples=(
@@ -310,6 +313,7 @@ BUGS = (
         why="the pass casts the graph of the formulas too, and the fallback function that runs there",
         torch=">=2.7",
         seen="2.15.0",
+        harm="raises",
         backends=("script*", "trace*"),
         ops=("*batch_norm*", "instance_norm*", "layer_norm*"),
         kinds=("raise",),

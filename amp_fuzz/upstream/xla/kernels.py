@@ -28,6 +28,7 @@ BUGS = (
         link="https://docs.jax.dev/en/latest/xla_flags.html",
         torch=">=2.7",
         seen="2.13.0",
+        harm="silent value",
         backends=("jax[jit+excess*",),
         imitation=Imitation(around=Excess),
         examples=(
