@@ -36,7 +36,7 @@ SHARES = {"half": 1 / 2, "tenth": 1 / 11}
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("stores", nargs="+", type=Path)
-    parser.add_argument("--splits", type=int, default=10, help="of each backend of a run")
+    parser.add_argument("--splits", type=int, default=100, help="of each backend of a run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=JSON)
     args = parser.parse_args()

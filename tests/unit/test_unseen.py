@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from amp_fuzz.records.compaction import compact
 from amp_fuzz.records.fingerprint import plan_words
 from amp_fuzz.records.schema import CaseRecord, EndRecord, Record
 from amp_fuzz.records.store import Store
@@ -176,6 +177,16 @@ def test_a_case_that_died_had_its_ingredients(tmp_path: Path) -> None:
 
 def test_an_earlier_amp_fuzz_did_not_record_plans(tmp_path: Path) -> None:
     assert view_of(store_of(tmp_path, [ran(), END])).untried == {}
+
+
+@pytest.mark.thorough
+def test_a_compacted_run_has_seen_the_same(store: Store) -> None:
+    pytest.importorskip("pyarrow")
+    before = view_of(store)
+    compact(store, "r1")
+    after = view_of(store)
+    assert (after.unseen, after.untried) == (before.unseen, before.untried)
+    assert after.untried["fake-cuda"]
 
 
 # -- reports --------------------------------------------------------------------------------------
