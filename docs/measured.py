@@ -1,4 +1,4 @@
-"""Write docs/evidence/honest.md and policy-costs.md from the results of benchmarks.
+"""Write docs/evidence/honest.md, policy-costs.md and unseen.md from the results of benchmarks.
 
     python docs/measured.py [--check]
 
@@ -90,6 +90,31 @@ or would if they were lowered: from operands in float32, or from operands that a
 
 {claims}"""
 
+UNSEEN = """\
+# Causes not seen yet
+
+<!-- Written by `make pages` from benchmarks/residual.json. -->
+
+A report says how likely it is that more cases of the same draw show a cause that no case has shown
+([report](../reference/reports.md#causes-not-seen-yet)). Does that come true?
+
+`benchmarks/residual.py` splits the drawn cases of {pairs} pairs of a run and a backend ({cases}
+cases) {splits} times each. It estimates from the first part, and counts what the second shows. In
+the column *held out*, half: as many cases; tenth: a tenth as many. Observed is what the second
+parts showed, over all splits. Splits of a pair share its cases, so these numbers are about {pairs}
+draws, not {whole}.
+
+{estimates}
+- *New causes*: those that only the second part shows. *New cases*: cases of it that show one.
+- *Splits with one*: those whose second part shows any.
+- *Bounds*: the sum of the upper bounds of that chance, over the splits in which the bound is less
+  than 99.5 %, and so says something. Observed must be below it.
+- *Own* is the backend's own, which is counted apart.
+
+The runs are of torch {torch}; [residual.json](../../benchmarks/residual.json) has a row for the
+first split of each pair.
+"""
+
 
 COLUMNS = ("backend", "cases", "agreed", "raised alike", "known", "not explained")
 RUNS = (
@@ -127,6 +152,35 @@ def run(row: dict[str, Any]) -> tuple[str, ...]:
     new = ", ".join(f"{count} `{what}`" for what, count in row["unexplained"].items()) or "0"
     counted = (f"{row[key]:,}" for key in ("seed", "cases", "agreed", "raised", "own", "known"))
     return row["torch"], f"`{row['backend']}`", *counted, new
+
+
+def unseen() -> str:
+    """Return the page of estimates of what was not seen."""
+    found = result("residual")
+    halves = [row for row in found["runs"] if row["part"] == "half"]
+    pairs = {(row["run"], row["backend"]): row["cases"] + row["held_out"] for row in halves}
+    return UNSEEN.format(
+        pairs=len(pairs),
+        cases=f"{sum(pairs.values()):,}",
+        splits=found["splits"],
+        whole=f"{found['splits'] * len(pairs):,}",
+        torch=", ".join(sorted({row["torch"] for row in halves})),
+        estimates=table(ESTIMATES, map(estimated, found["whole"])),
+    )
+
+
+ESTIMATES = (
+    *("causes", "held out", "splits", "new causes: predicted", "observed"),
+    *("new cases: predicted", "observed", "splits with one: predicted", "observed"),
+    *("bounds", "observed"),
+)
+
+
+def estimated(row: dict[str, Any]) -> tuple[str, ...]:
+    """Return the row of what was predicted and observed."""
+    names = ("new_causes", "cases_with_new", "splits_with_new", "bounded")
+    both = [row[name][side] for name in names for side in ("predicted", "observed")]
+    return row["causes"], row["held_out"], *(f"{number:,}" for number in (row["splits"], *both))
 
 
 def policy_costs() -> str:
@@ -232,12 +286,16 @@ def layers() -> Iterator[tuple[str, ...]]:
 
 def table(columns: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
     """Return a Markdown table whose cells are numbers, but for names in code."""
-    right = (*COLUMNS[1:], *RUNS[2:], *CLAIMS[2:])
+    right = (*COLUMNS[1:], *RUNS[2:], *CLAIMS[2:], *ESTIMATES[2:])
     lines = [columns, tuple("---:" if c in right else "---" for c in columns), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-PAGES = {EVIDENCE / "honest.md": honest_runs, EVIDENCE / "policy-costs.md": policy_costs}
+PAGES = {
+    EVIDENCE / "honest.md": honest_runs,
+    EVIDENCE / "policy-costs.md": policy_costs,
+    EVIDENCE / "unseen.md": unseen,
+}
 
 if __name__ == "__main__":
     main()

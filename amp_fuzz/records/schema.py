@@ -15,6 +15,7 @@ import msgspec
 from amp_fuzz.cases.case import Case
 
 __all__ = [
+    "AIMED",
     "DIVERGING",
     "GIVEN",
     "MOST_EXCESS",
@@ -46,6 +47,9 @@ MOST_EXCESS = 1e9  # JSON has no infinity
 
 # Families of cases that a run judges in addition to those that it draws.
 GIVEN = ("baseline", "findings", "corpus", "replay")
+
+AIMED = "coverage"
+"""The family of cases that aim at autocast kernels which no case has reached yet."""
 
 Outcome: TypeAlias = Literal["agreed", "raised", "backend", "known", "diverged"]
 DIVERGING: tuple[Outcome, ...] = ("backend", "known", "diverged")

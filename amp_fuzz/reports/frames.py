@@ -14,6 +14,7 @@ from typing import Literal
 import pandas as pd
 
 from amp_fuzz.cases.program import statements
+from amp_fuzz.records.fingerprint import ingredient
 from amp_fuzz.records.rows import KernelRow, alone, diverged, kernel_rows
 from amp_fuzz.records.schema import (
     DIVERGING,
@@ -89,6 +90,7 @@ class RunData:
     many artefacts were loaded from a compiler's caches, in how many cases. notes: by group.
     incidents: workers that died without a finding.
     plans: by kernel, policy and ingredient of the plan, how often it was compared, on any backend.
+    had: by backend and ingredient of the plan, how many cases had it.
     excess: by backend, the largest excess of each case in which one was measured. farthest: the
     largest by backend and the op at which it was.
     state: ``killed`` if nothing runs and the end of the run was never recorded.
@@ -112,6 +114,7 @@ class RunData:
     state: Literal["ended", "running", "killed"] = "ended"
     notes: tuple[Noted, ...] = ()
     plans: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
+    had: Mapping[tuple[str, str], int] = field(default_factory=dict)
     excess: Mapping[str, Sequence[float]] = field(default_factory=dict)
     farthest: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
@@ -183,6 +186,7 @@ class Tally:
     notes: dict[tuple[str, ...], tuple[Note, Counter[str]]] = field(default_factory=dict)
     plans: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     words: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # of the plans in tables
+    had: Counter[tuple[str, str]] = field(default_factory=Counter)  # whole plans by backend
     excess: defaultdict[str, array[float]] = field(default_factory=lambda: defaultdict(_doubles))
     farthest: dict[tuple[str, str], float] = field(default_factory=dict)
     noted: dict[tuple[str, ...], NoteRecord] = field(default_factory=dict)
@@ -210,6 +214,7 @@ class Tally:
 
     def _case(self, record: CaseRecord) -> None:
         self.annotate(record.notes, record.backend)
+        self.had[record.backend, record.plan] += 1
         for name in ("varied", "unjudged", "hits"):
             if some := getattr(record, name):
                 sums = getattr(self, name)
@@ -249,6 +254,7 @@ class Tally:
         """Count a divergence whose case has no record."""
         kernel = alone(found)
         self._count(kernel, found.backend, plan="")
+        self.had[found.backend, ingredient(found.case)] += 1
         head = (found.case.id, found.backend, found.family, kernel.outcome, kernel.kind)
         rest = (kernel.op, kernel.policy, kernel.dtypes, found.known, found.fingerprint)
         self.cases.append((*head, *rest))
@@ -269,6 +275,13 @@ class Tally:
         for (op, policy, plan), count in self.plans.items():
             for word in plan_parts(plan):
                 found[op, policy, word] += count
+        return found
+
+    def _ingredients(self) -> Counter[tuple[str, str]]:
+        found: Counter[tuple[str, str]] = Counter()
+        for (backend, plan), count in self.had.items():
+            for word in plan_parts(plan):
+                found[backend, word] += count
         return found
 
     def settle(self) -> pd.DataFrame:
@@ -315,6 +328,7 @@ class Tally:
                 for group, (note, counts) in self.notes.items()
             ),
             plans=self._words(),
+            had=self._ingredients(),
             excess=dict(self.excess),
             farthest=dict(self.farthest),
         )

@@ -19,6 +19,7 @@ from amp_fuzz.reports.conformance import counted
 from amp_fuzz.reports.pictures import LEVELS, excess_text, far, shade, times_text
 from amp_fuzz.reports.printable import plural
 from amp_fuzz.reports.trend import Trend
+from amp_fuzz.reports.unseen import AHEAD
 from amp_fuzz.reports.view import (
     BackendView,
     FindingView,
@@ -82,6 +83,7 @@ def pages(view: View, audit: Audit | None = None) -> dict[str, str]:
         side=list(side),
         findings=view.new[:MOST_FINDINGS],
         longest=LONGEST_BLOCK,
+        ahead=AHEAD,
         most_rows=MOST_ROWS,
         most_notes=MOST_FINDINGS,
         most_own=MOST_FINDINGS,

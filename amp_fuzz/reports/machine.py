@@ -11,6 +11,7 @@ from xml.etree import ElementTree as ET
 from amp_fuzz.config import is_url
 from amp_fuzz.reports.numbers import numbers
 from amp_fuzz.reports.printable import clean, plural
+from amp_fuzz.reports.unseen import AHEAD
 from amp_fuzz.reports.view import BackendView, BaselineView, FindingView, View
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def as_json(view: View, audit: Audit | None = None) -> str:
         "own": [_finding(f) for f in view.own],
         "known": [{**_of(k, _KNOWN), "backends": dict(k.backends)} for k in view.known],
         "baseline": [_of(entry, _BASELINE) for entry in view.baseline],
+        "unseen": _unseen(view),
         "pictures": numbers(view, audit),
     }
     return json.dumps(facts, indent=1, allow_nan=False) + "\n"
@@ -71,6 +73,12 @@ def _finding(finding: FindingView) -> dict[str, Any]:
         **_of(finding, ("title", "id", "cases", "also", "life", "replay", "repro", "program")),
         **_of(finding.record, _RECORD),
     }
+
+
+def _unseen(view: View) -> dict[str, Any]:
+    names = ("backend", "own", "cases", "causes", "once", "twice")
+    rows = [{**_of(u, names), "ahead": {"cases": AHEAD, **u.ahead._asdict()}} for u in view.unseen]
+    return {"causes": rows, "ingredients": view.untried}
 
 
 # -- JUnit ----------------------------------------------------------------------------------------

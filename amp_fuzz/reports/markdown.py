@@ -11,6 +11,7 @@ from amp_fuzz.reports.devices import Devices
 from amp_fuzz.reports.pictures import Heat, Pictures, Tested, excess_text
 from amp_fuzz.reports.printable import plural
 from amp_fuzz.reports.trend import Numbers, Trend
+from amp_fuzz.reports.unseen import AHEAD
 from amp_fuzz.reports.view import FindingView, KnownView, View, clean, rate, short_dtypes, time_of
 
 __all__ = ["render"]
@@ -36,7 +37,13 @@ def render(view: View, audit: Audit | None = None) -> str:
     parts += [_heat("Divergences by op and backend", _DIVERGED, shown.divergences)]
     parts += [*_devices(shown.devices), _spreads(shown)]
     parts += [_heat("Largest excess by op and backend", _EXCESS, shown.excess)]
-    parts += [_tested(shown.tested), _trend(view.trend), *_conformance(audit), _summary(view)]
+    parts += [
+        _unseen(view),
+        _tested(shown.tested),
+        _trend(view.trend),
+        *_conformance(audit),
+        _summary(view),
+    ]
     return "\n\n".join("\n".join(lines) for part in parts if (lines := list(part))) + "\n"
 
 
@@ -326,6 +333,25 @@ def _spreads(shown: Pictures) -> Iterator[str]:
     header = ["backend", "cases", "median", "99 %", "largest"]
     header += [f"over {excess_text(shown.threshold)}", *bins] if bins else []
     yield from _table(header, rows, right=range(1, len(header)))
+    yield from _close()
+
+
+def _unseen(view: View) -> Iterator[str]:
+    if not view.unseen:
+        return
+    yield from _open("Not seen yet")
+    yield f"The chance that {AHEAD:,} more cases of the same draw show a cause that no case has"
+    yield "shown, and how many such causes they show on average."
+    yield ""
+    header = ("backend", "chance", "causes", "computed from")
+    rows = [
+        (code(u.backend) + ", its own" * u.own, u.likely, u.expected, u.counted)
+        for u in view.unseen
+    ]
+    yield from _table(header, rows, right=(2,))
+    if view.untried_anywhere:
+        yield ""
+        yield f"No case had: {', '.join(map(code, view.untried_anywhere))}."
     yield from _close()
 
 

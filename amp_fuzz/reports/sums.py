@@ -77,8 +77,12 @@ def _add_kernels(tables: Tables, path: Path, tally: Tally) -> None:
 
 def _add_cases(tables: Tables, path: Path, tally: Tally) -> None:
     counted = ("unjudged", "varied", "uncompiled", "excess", "excess_op", "hits")
-    for group in tables.groups(path, ("backend", "ops", "seconds", *counted)):
+    for group in tables.groups(path, ("backend", "ops", "seconds", "plan", *counted)):
         backend = group["backend"][0].as_py()
+        plan = group["plan"].combine_chunks()
+        cases_of = np.bincount(plan.indices.to_numpy(), minlength=len(plan.dictionary)).tolist()
+        for text, number in zip(plan.dictionary.to_pylist(), cases_of, strict=True):
+            tally.had[backend, text] += number
         _add_excess(backend, group, tally)
         for op, cases in _called(group["ops"].combine_chunks()):
             tally.ops[backend, op] += cases

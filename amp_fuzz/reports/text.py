@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from amp_fuzz.reports.printable import plural
+from amp_fuzz.reports.unseen import AHEAD
 from amp_fuzz.reports.view import (
     BackendView,
     FindingView,
@@ -38,7 +39,8 @@ def render(view: View, *, width: int | None = None, rows: int = 10, verbose: boo
     width = min(max(columns, _MIN_WIDTH), _MAX_WIDTH)
     parts = [_verdict(view, width, verbose), _backends(view.backends, width, verbose=verbose)]
     if verbose:
-        parts += [_missing(view.backends, width), _summary(view, width, rows)]
+        parts += [_missing(view.backends, width), _unseen(view, width)]
+        parts += [_summary(view, width, rows)]
         parts += [_own(view, width), _known(view, width), _baseline(view, width)]
         parts += [_noted(view, width)]
         parts += [_new(view, width), _head(view, width)]
@@ -187,6 +189,15 @@ def _note(view: NoteView, width: int) -> Iterator[str]:
     yield from _wrap(note.advice, width, indent="      ")
     if view.replay:
         yield f"      {view.replay}"
+
+
+def _unseen(view: View, width: int) -> Iterator[str]:
+    if view.unseen:
+        yield from _wrap(f"chance that {AHEAD:,} more cases show a cause not seen yet", width)
+    for u in view.unseen:
+        yield from _wrap(f"{u.name}: {u.likely} ({u.counted})", width, indent="  ")
+    if view.untried_anywhere:
+        yield from _wrap(f"no case had: {', '.join(view.untried_anywhere)}", width)
 
 
 def _new(view: View, width: int) -> Iterator[str]:

@@ -14,7 +14,7 @@ import msgspec
 import pandas as pd
 
 from amp_fuzz.cases.case import Case
-from amp_fuzz.records.fingerprint import title
+from amp_fuzz.records.fingerprint import plan_words, title
 from amp_fuzz.records.schema import (
     GIVEN,
     OWN,
@@ -30,6 +30,7 @@ from amp_fuzz.reports.frames import RunData
 from amp_fuzz.reports.pictures import Pictures, pictures
 from amp_fuzz.reports.printable import clean, clean_lines, plural
 from amp_fuzz.reports.trend import Trend
+from amp_fuzz.reports.unseen import Unseen, unseen, untried
 
 __all__ = [
     "BackendView",
@@ -335,8 +336,9 @@ class View:
     up, or "". own: the causes that show in the same way without autocast; own_fails: whether they
     fail the run. notes: what else a reader must know to trust the numbers. lost: new diverging
     cases that left no record to replay. summary: the most important rows first: new divergences,
-    known ones, then what was reached most. trend: the runs of the store up to this one; none if
-    only its records were read.
+    known ones, then what was reached most. unseen: the causes that more cases may show. untried: by
+    backend, the ingredients of plans that no case had. trend: the runs of the store up to this one;
+    none if only its records were read.
     """
 
     run_id: str
@@ -366,6 +368,8 @@ class View:
     pictures: Pictures
     baseline: tuple[BaselineView, ...] = ()
     noted: tuple[NoteView, ...] = ()
+    unseen: tuple[Unseen, ...] = ()
+    untried: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     trend: Trend = field(default_factory=Trend)
 
     @property
@@ -379,6 +383,12 @@ class View:
     def failing(self) -> tuple[FindingView, ...]:
         """The causes that fail the run."""
         return self.new + self.own * self.own_fails
+
+    @property
+    def untried_anywhere(self) -> tuple[str, ...]:
+        """The ingredients that no case had on any backend."""
+        words = [set(words) for words in self.untried.values()]
+        return tuple(word for word in plan_words() if words and all(word in own for own in words))
 
     @property
     def own_title(self) -> str:
@@ -454,6 +464,8 @@ def view(data: RunData, known: Sequence[Bug]) -> View:
         pictures=pictures(data),
         baseline=baseline,
         noted=noted,
+        unseen=unseen(data),
+        untried=untried(data),
     )
 
 

@@ -34,6 +34,7 @@ from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.records.baseline import Entry, match
 from amp_fuzz.records.fingerprint import fingerprinted
 from amp_fuzz.records.schema import (
+    AIMED,
     CaseRecord,
     DivergenceRecord,
     EndRecord,
@@ -347,9 +348,9 @@ def _aiming(settings: Settings, backend: Backend, ops: Sequence[Op]) -> Iterator
     aims = tuple(k for k in kernels(backend.device).reachable if _callers(k, ops)[1])
     cases = min(settings.cases * settings.aimed // 100, _TRIES * len(aims))
     if cases:
-        seed = seed_of(settings.seed, backend.name, "coverage")
+        seed = seed_of(settings.seed, backend.name, AIMED)
         attempts = tuple((kernel, 0) for kernel in aims)
-        yield Task(backend.name, "coverage", (), cases, seed, aims=attempts)
+        yield Task(backend.name, AIMED, (), cases, seed, aims=attempts)
 
 
 def _callers(kernel: str, ops: Iterable[Op]) -> tuple[tuple[str, ...], tuple[str, ...]]:

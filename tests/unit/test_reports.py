@@ -749,6 +749,10 @@ next: amp-fuzz repro bcc5b4f7a8c23781 --format=issue -o issue.md
 autocast kernels that no case reached
   eager-cpu (1): cosh
 
+chance that 1,000 more cases show a cause not seen yet
+  eager-cpu: over 99 % (6 drawn cases, 1 cause seen once)
+  fake-cuda: over 99 % (3 drawn cases, 2 causes seen once)
+
 op x policy x dtypes x backend x kind: 9 rows, kernels by the outcome of their
   cases (agreed 3, dtype 2, raise 2, elsewhere 2, raised 2, crash 1)
   op      policy              dtypes    backend    kind           cases  calls
@@ -1041,6 +1045,18 @@ differ more than chance explains.
 |---|---|---|---|---|
 | `cat` | bf16,f16 | 2 dtype, 1 raise, 1 raised alike of 4 | 1 raise of 1 | chance may explain it |
 | `mm` | bf16,f16 | 1 raised alike of 3 | 1 | chance may explain it |
+
+</details>
+
+<details><summary>Not seen yet</summary>
+
+The chance that 1,000 more cases of the same draw show a cause that no case has
+shown, and how many such causes they show on average.
+
+| backend | chance | causes | computed from |
+|---|---|---:|---|
+| `eager-cpu` | over 99 % | 1.6 | 6 drawn cases, 1 cause seen once |
+| `fake-cuda` | over 99 % | 666 | 3 drawn cases, 2 causes seen once |
 
 </details>
 
