@@ -57,14 +57,14 @@ def test_the_page_of_versions_is_what_was_measured(pages: ModuleType) -> None:
     assert pages.VERSIONS.read_text() == pages.by_version(pages.measured()), "run make pages"
 
 
-@pytest.mark.parametrize("name", brief(["honest", "policy-costs"], "honest"))
+@pytest.mark.parametrize("name", brief(["honest", "policy-costs", "unseen"], "honest"))
 def test_a_page_of_benchmarks_is_what_was_measured(name: str) -> None:
     (page,) = (page for path, page in script("measured").PAGES.items() if path.stem == name)
     assert (DOCS / "evidence" / f"{name}.md").read_text() == page(), "run make pages"
 
 
 def test_each_page_of_benchmarks_is_looked_at() -> None:
-    assert {path.stem for path in script("measured").PAGES} == {"honest", "policy-costs"}
+    assert {path.stem for path in script("measured").PAGES} == {"honest", "policy-costs", "unseen"}
 
 
 def test_the_page_of_versions_shows_each_state(pages: ModuleType) -> None:
