@@ -88,7 +88,7 @@ $(VENV)/.docs: $(STAMP)
 	@touch $@
 
 # What each of these guarantees: CONTRIBUTING.md, "Tests".
-test: $(STAMP)  ## run the tests of the first tier, six minutes (TEST_ARGS="-k cache", JOBS=2)
+test: $(STAMP)  ## run the tests of the first tier, five and a half minutes (TEST_ARGS="-k cache", JOBS=2)
 	$(PYTEST) -m "not thorough and not slow" $(TEST_ARGS)
 
 test-rest: $(STAMP)  ## run the other tests that guard a merge

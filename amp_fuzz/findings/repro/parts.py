@@ -226,9 +226,7 @@ def _in_place(program: str, body: str) -> str:
     bound = [f"outputs = {outputs},"] if len(re.findall(r"\boutputs\b", text)) > 1 else []
     inside = "\n".join([*textwrap.dedent(lines).splitlines(), *bound])
     call = re.compile(r"^( *)outputs = program\(.*\)$", re.MULTILINE)
-    text = call.sub(lambda m: textwrap.indent(inside, m[1]), text)
-    text = re.sub(r"^ *(\w+) = \1\n?", "", text, flags=re.MULTILINE)
-    return comment + text
+    return comment + call.sub(lambda m: textwrap.indent(inside, m[1]), text)
 
 
 # -- literals -------------------------------------------------------------------------------------
