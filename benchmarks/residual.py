@@ -23,8 +23,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from amp_fuzz.records.schema import AIMED, DIVERGING, GIVEN, OWN, CaseRecord, listed
+from amp_fuzz.records.schema import AIMED, DIVERGING, GIVEN, OWN, CaseRecord
 from amp_fuzz.records.store import Store
+from amp_fuzz.reports import unseen
 from amp_fuzz.reports.unseen import AHEAD, estimate
 from benchmarks.common import ROOT, Row, arguments, commit, show
 
@@ -103,9 +104,7 @@ def causes(case: CaseRecord, *, own: bool) -> tuple[str, ...]:
     """Return the causes of a case: the backend's own, or the others."""
     if case.outcome not in DIVERGING or (case.outcome == OWN) is not own:
         return ()
-    if listed(case.known):
-        return tuple(case.known.split("+"))
-    return case.groups or (f"{case.kind} at {case.op}",)
+    return unseen.causes(case.outcome, case.kind, case.op, case.known, case.groups)
 
 
 def compared(before: Sequence[CaseRecord], after: Sequence[CaseRecord], *, own: bool) -> Row:

@@ -85,7 +85,8 @@ def same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 
     A command without a seed draws one: that too, in this process and its forks.
     """
-    torch.default_generator.manual_seed(0)  # `torch.manual_seed` costs a millisecond
+    # Without an accelerator, `torch.manual_seed` costs a millisecond.
+    (torch if torch.accelerator.is_available() else torch.default_generator).manual_seed(0)
     monkeypatch.setattr(secrets, "randbelow", lambda limit: 1)
 
 

@@ -140,9 +140,9 @@ class Facts:
     observed. compiles: whether each program is compiled, which takes seconds. reenters: whether
     what was compiled in one call serves a later call, under another autocast too. partial: a
     function that may raise for a callable regardless of autocast; such an error is no finding of a
-    check. installs: what pip must install for scripts that run it with amp-fuzz. scripts: whether a
-    script without amp-fuzz can show a case. imports: the modules that its library imports at the
-    first call, where that takes seconds.
+    check. library: the one that it needs besides torch. installs: what pip must install for scripts
+    that run it with amp-fuzz. scripts: whether a script without amp-fuzz can show a case. imports:
+    the modules that its library imports at the first call, where that takes seconds.
     """
 
     area: str = ""
@@ -152,6 +152,7 @@ class Facts:
     compiles: bool = False
     reenters: bool = False
     partial: str = ""
+    library: str = ""
     installs: str = ""
     scripts: bool = True
     imports: tuple[str, ...] = ()

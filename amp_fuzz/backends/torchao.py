@@ -138,6 +138,7 @@ class TorchaoBackend(QuantisingBackend):
         return Facts(
             area="float8",
             made="with linear layers converted by `convert_to_float8_training`",
+            library="torchao",
             installs="amp-fuzz[fp8]",
         )
 
@@ -177,7 +178,9 @@ class MxBackend(TorchaoBackend):
 
     def facts(self) -> Facts:
         """Return facts for issues."""
-        return Facts(area="mx", made="with `MXFP8Linear`", installs="amp-fuzz[fp8]")
+        return Facts(
+            area="mx", made="with `MXFP8Linear`", library="torchao", installs="amp-fuzz[fp8]"
+        )
 
 
 def backends() -> list[Backend]:

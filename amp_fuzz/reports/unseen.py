@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from amp_fuzz.reports.frames import RunData
 
-__all__ = ["AHEAD", "LEVEL", "Estimate", "Unseen", "estimate", "unseen", "untried"]
+__all__ = ["AHEAD", "LEVEL", "Estimate", "Unseen", "causes", "estimate", "unseen", "untried"]
 
 AHEAD = 1000
 """How many more cases the reports speak of."""
@@ -202,12 +202,16 @@ def _causes(data: RunData) -> Iterator[tuple[bool, str, bool, tuple[str, ...], i
     for drawn, backend, outcome, kind, op, known, groups, cases in sizes.itertuples(
         index=False, name=None
     ):
-        if outcome == "known":
-            names = tuple(known.split("+"))
-        else:
-            shown = groups or f"{kind} at {op}"  # it was not examined
-            names = tuple(dict.fromkeys(joined.get(name, name) for name in shown.split(",")))
+        names = causes(outcome, kind, op, known, groups.split(",") if groups else ())
+        names = tuple(dict.fromkeys(joined.get(name, name) for name in names))
         yield bool(drawn), backend, outcome == OWN, names, int(cases)
+
+
+def causes(outcome: str, kind: str, op: str, known: str, groups: Sequence[str]) -> tuple[str, ...]:
+    """Return the causes of a case that diverged; one by its kind and op if it was not examined."""
+    if outcome == "known":
+        return tuple(known.split("+"))
+    return tuple(groups) or (f"{kind} at {op}",)
 
 
 def untried(data: RunData) -> dict[str, tuple[str, ...]]:

@@ -154,7 +154,8 @@ def test_a_repro_imports_only_torch(command: Callable[..., Done], site: Path) ->
 import sys
 
 # `git bisect run` skips what exits with 125: another error than the finding's.
-sys.excepthook = lambda *error: (sys.__excepthook__(*error), sys.exit(125))
+sys.excepthook = lambda kind, *error: (
+    sys.__excepthook__(kind, *error), sys.exit(125 if issubclass(kind, Exception) else 130))
 
 import torch
 

@@ -253,9 +253,7 @@ def fuzzed(
         "--minimize=2",
         "--workers=1",
     )
-    files = tmp_path_factory.mktemp("outputs")
-    words = ("run", *arguments)
-    return folder, forked(main, words, folder=folder, environment=installed, files=files)
+    return folder, run_in(folder, installed, "run", *arguments)
 
 
 @pytest.fixture(scope="session")

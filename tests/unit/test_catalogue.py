@@ -21,6 +21,7 @@ from amp_fuzz.strategies.builder import Palette, ProgramBuilder
 from amp_fuzz.versions import installed
 from tests.helpers import call, case, leading, x
 
+DRAWS = 15
 CASES = [(name, form) for name, op in CATALOGUE.items() for form in op.forms]
 
 
@@ -43,11 +44,9 @@ def memory(made: torch.Tensor) -> set[int]:
     return {made.untyped_storage().data_ptr()} if made.numel() else set()
 
 
-@pytest.mark.parametrize(("draws", "illegal"), leading([(5, 2), (15, 3)]))
+@pytest.mark.parametrize("draws", leading([5, DRAWS]))
 @pytest.mark.parametrize(("name", "form"), CASES)
-def test_calls_run_and_outputs_are_as_declared(
-    name: str, form: str, draws: int, illegal: int
-) -> None:
+def test_calls_run_and_outputs_are_as_declared(name: str, form: str, draws: int) -> None:
     op = CATALOGUE[name]
     if op.devices is not None and "cpu" not in op.devices:
         pytest.skip(f"only on {', '.join(op.devices)}")
@@ -77,7 +76,7 @@ def test_calls_run_and_outputs_are_as_declared(
             if want.writable and form not in ("inplace", "out"):  # a write must reach no input
                 assert memory(got).isdisjoint(before), f"{text}: a view"
     # float32 everywhere: nearly every drawn call must be legal on an honest torch
-    assert sum(errors.values()) <= illegal, "\n".join(errors)
+    assert sum(errors.values()) <= DRAWS // 5, "\n".join(errors)
 
 
 # -- ops that only some versions of torch have ----------------------------------------------------

@@ -172,7 +172,8 @@ def test_script_reads_like_an_issue() -> None:
 import sys
 
 # `git bisect run` skips what exits with 125: another error than the finding's.
-sys.excepthook = lambda *error: (sys.__excepthook__(*error), sys.exit(125))
+sys.excepthook = lambda kind, *error: (
+    sys.__excepthook__(kind, *error), sys.exit(125 if issubclass(kind, Exception) else 130))
 
 import torch
 from torch import autocast
@@ -335,7 +336,7 @@ def test_something_else_in_the_way_is_neither(run_script: Run) -> None:
         ("raise TypeError('seeded 12 times')", 125),
         ("torch.no_such_op(x)", 125),
         ("import no_such_module", 125),
-        ("raise KeyboardInterrupt", 125),
+        ("raise KeyboardInterrupt", 130),
     ],
 )
 def test_the_error_of_a_finding_is_told_from_all_others(

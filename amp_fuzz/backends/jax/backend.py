@@ -133,6 +133,7 @@ class JaxBackend(TorchBackend):
         """Return the promise that JAX must keep."""
         return Facts(
             promise="[JAX](https://docs.jax.dev): a lowered program computes what eager computes.",
+            library="JAX",
             installs="amp-fuzz[jax]",
         )
 

@@ -51,7 +51,12 @@ class _Linear(QuantisingBackend):
 
     def facts(self) -> Facts:
         """Return facts for issues."""
-        return Facts(area="Transformer Engine", made="with `te.Linear`", installs="amp-fuzz[fp8]")
+        return Facts(
+            area="Transformer Engine",
+            made="with `te.Linear`",
+            library="Transformer Engine",
+            installs="amp-fuzz[fp8]",
+        )
 
     def setup(self, names: Set[str]) -> list[str]:
         """Return the name of the device, and the source of the layers."""

@@ -192,7 +192,8 @@ class TorchaxBackend(TorchRepros, TorchBackend):
             promise=(
                 "[torchax](https://google.github.io/torchax/): a program on JAX computes what "
                 "eager computes."
-            )
+            ),
+            library="torchax",
         )
 
     def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:

@@ -7,6 +7,7 @@ import importlib.metadata
 import re
 import textwrap
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import torch
@@ -46,7 +47,7 @@ def head(case: Case, backend: Backend, finding: Found) -> str:
     return "\n".join(f"# {line}" for line in wrapped)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Script:
     """The input of a script, and the parts that several kinds share. repros: the backend's."""
 
@@ -55,13 +56,22 @@ class Script:
     finding: Found
     repros: Repros
 
+    @property
     def expected(self) -> Observation:
-        """Return what the reference observes."""
-        return self.backend.reference().run(self.case)
+        """What the reference observes."""
+        return self._run[0]
+
+    @cached_property
+    def _run(self) -> tuple[Observation, bool]:
+        """What the reference observes, and whether it drew random numbers of the CPU."""
+        unused = torch.Generator().manual_seed(self.case.seed)
+        torch.default_generator.set_state(unused.get_state())
+        seen = self.backend.reference().run(self.case)
+        return seen, not torch.equal(torch.default_generator.get_state(), unused.get_state())
 
     def value(self, label: str) -> torch.Tensor | None:
         """Return what the reference observes at a label."""
-        expected = self.expected()
+        expected = self.expected
         if label not in expected.values:
             raise ReproError(
                 f"case {self.case.id}: the reference observes nothing at {label!r}, so this is no "
@@ -71,13 +81,7 @@ class Script:
 
     def draws(self) -> bool:
         """Return whether the reference draws random numbers of the CPU's generator, or may."""
-        seed = self.case.seed
-        if self.backend.device != "cpu":
-            return True
-        torch.default_generator.manual_seed(seed)
-        self.expected()
-        unused = torch.Generator().manual_seed(seed)
-        return not torch.equal(torch.default_generator.get_state(), unused.get_state())
+        return self.backend.device != "cpu" or self._run[1]
 
     # -- inputs ---------------------------------------------------------------------------------
 

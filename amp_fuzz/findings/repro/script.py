@@ -68,9 +68,10 @@ _VALUELESS = (
 
 
 def _brief(code: str, finding: Found) -> str:
-    """Return a script without a setting that its kind does not need, and a name that is read once.
+    """Return a script without what it does not need.
 
-    Settings: the number of threads, which decides the last bits of a sum.
+    The number of threads decides the last bits of a sum, which not all kinds compare. The device
+    needs no name if it is read twice at most.
     """
     if finding.kind in _VALUELESS:
         code = re.sub(r"^torch\.set_num_threads\(\d+\)\n", "", code, flags=re.MULTILINE)
@@ -78,16 +79,13 @@ def _brief(code: str, finding: Found) -> str:
     nodes = list(ast.walk(ast.parse(code)))
     named = (node for node in nodes if isinstance(node, ast.Name) and node.id == "device")
     read = [node for node in named if isinstance(node.ctx, ast.Load)]
-    if told is None or len(read) > _FEW or any(getattr(n, "arg", "") == "device" for n in nodes):
+    if told is None or len(read) > 2 or any(getattr(n, "arg", "") == "device" for n in nodes):
         return code
     lines = code.splitlines()
     for node in sorted(read, key=lambda n: n.col_offset, reverse=True):
         line = lines[node.lineno - 1]
         lines[node.lineno - 1] = line[: node.col_offset] + told[1] + line[node.end_col_offset :]
     return "\n".join(lines[1:]).lstrip("\n")
-
-
-_FEW = 2
 
 
 def _ours_alone(backend: Backend, finding: Found) -> bool:
@@ -282,7 +280,7 @@ def _type(script: Script) -> list[str]:
     elif kind.endswith("dtype"):
         sides = f"{want.dtype}, value.dtype"
     elif kind.endswith("device"):
-        sides = f'"{script.expected().devices[label]}", value.device.type'
+        sides = f'"{script.expected.devices[label]}", value.device.type'
     else:
         sides = f"{list(want.shape)}, list(value.shape)"
     plain = script.plain("value", label)
@@ -297,13 +295,12 @@ def _bits(script: Script) -> list[str]:
         raise ReproError(f"case {script.case.id}: the reference has no gradient at {label!r}")
     origin = f"# As torch {torch.__version__} computes it here; {BITS}.\n"
     constant = origin + wrapped(f"expected = {literal(want)}")
-    main = ""
+    main = _COMPARED
     if not script.backend.exact and script.finding.kind.endswith(("nonfinite", "range")):
         # Its finite values may round differently.
         constant = wrapped(f"expected = {literal(torch.where(want.isfinite(), 0, want))}")
-        main += "observed = torch.where(observed.isfinite(), 0, observed)\n"
-    plain = script.plain("observed", label)
-    return [_DIFFERS, script.inputs(), constant, *plain, main + _COMPARED]
+        main = f"observed = torch.where(observed.isfinite(), 0, observed)\n{main}"
+    return [_DIFFERS, script.inputs(), constant, *script.plain("observed", label), main]
 
 
 def _rounding(script: Script) -> list[str]:
@@ -327,8 +324,8 @@ def _rounding(script: Script) -> list[str]:
         + "\n"
         + wrapped(f"unit = {literal(unit(band))}")
     )
-    one, signed = leans(band)
-    main = _AWAY.format(threshold=THRESHOLD, plain=one, signed=signed)
+    plain, signed = leans(band)
+    main = _AWAY.format(threshold=THRESHOLD, plain=plain, signed=signed)
     if not left_out and _excess(script.finding.observed) > THRESHOLD:
         judged = centre.isfinite() & unit(band).isfinite() & (unit(band) > 0)
         mask = "" if bool(judged.all()) else _JUDGED
@@ -365,7 +362,7 @@ def _raise(script: Script) -> list[str]:
     if not kind or _error(expected)[0] != kind:
         *program, body = script.plain("")
         return [script.inputs(), *program, _raising(script, expected, body)]
-    error = script.expected().raised
+    error = script.expected.raised
     if error is None:
         raise ReproError(f"case {script.case.id}: the reference raises nothing: replay it")
     main = _raising(script, expected, script.call(), error.text)
@@ -419,7 +416,7 @@ def _is(text: str) -> str:
 
 def _state(script: Script) -> list[str]:
     """Compare autocast's state before and after."""
-    call, error = script.call(), script.expected().raised
+    call, error = script.call(), script.expected.raised
     if error is not None:
         call = _TRIED.format(call=call, names=[error.kind])
     return [script.inputs(), *script.source(), _STATE.format(call=call) + _VERDICT]
@@ -506,7 +503,8 @@ TIMEOUT = 120
 # Goes before the first import that may fail. An uncaught error would exit with 1.
 _HOOK = """\
 # `git bisect run` skips what exits with 125: another error than the finding's.
-sys.excepthook = lambda *error: (sys.__excepthook__(*error), sys.exit(125))
+sys.excepthook = lambda kind, *error: (
+    sys.__excepthook__(kind, *error), sys.exit(125 if issubclass(kind, Exception) else 130))
 """
 
 _VERDICT = """\

@@ -142,13 +142,14 @@ def _gravest(bugs: list[Bug], *, libraries: bool) -> list[Bug]:
 
     libraries: also those whose backends need another library than torch.
     """
-    from amp_fuzz.backends import backends
+    from amp_fuzz.backends import backends, facts_of
     from amp_fuzz.upstream.harm import gravest
 
-    states = {name: backend.availability() for name, backend in backends().items()}
-    ready = {name for name, state in states.items() if state.status == "ready"}
-    if not libraries:
-        ready = {name for name in ready if states[name].detail.startswith("torch ")}
+    ready = {
+        name
+        for name, backend in backends().items()
+        if (libraries or not facts_of(backend).library) and backend.availability().status == "ready"
+    }
     has = (bug for bug in bugs if bug.entry.holds(version("torch")))
     can = (b for b in has if any(e.backend in ready and not e.lacks() for e in b.examples))
     return gravest(can)[:_TOP]

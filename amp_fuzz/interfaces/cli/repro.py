@@ -61,7 +61,9 @@ Form = Literal["script", "pytest", "issue"]
 def repro(
     case: str, backend: str | None, form: Form, output: str | None, runs: bool, **given: Any
 ) -> int:
-    """Print a finding, or the smallest case of a known bug by its id, without amp-fuzz.
+    """Print a finding, or a known bug, in a form that needs no amp-fuzz.
+
+    A known bug is named by its id, and its smallest case is printed.
 
     script: imports only torch. It exits with 1 if the divergence reproduces, with 0 if it does not,
     and with 125 if it cannot tell, as git bisect run expects.
