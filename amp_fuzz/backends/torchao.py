@@ -9,6 +9,7 @@ that it dequantised. Without ``emulate``, the products are those of `torch._scal
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -113,7 +114,9 @@ class TorchaoBackend(QuantisingBackend):
         level = trees.level
         trees.setLevel(logging.ERROR)
         try:
-            import torchao.float8  # noqa: F401
+            # Its strings have escapes that Python warns of when it first compiles them.
+            with warnings.catch_warnings(action="ignore"):
+                import torchao.float8  # noqa: F401
         except Exception as error:
             return Availability("broken", f"torchao {found}: {type(error).__name__}: {error}")
         finally:

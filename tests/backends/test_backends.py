@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -134,11 +138,27 @@ def test_the_reference_says_which_kernels_it_reached(name: str) -> None:
 
 
 def test_every_backend_says_whether_it_can_be_used() -> None:
+    """One that is broken would be left out of these tests."""
     for backend in backends().values():
         state = backend.availability()
-        assert state.status in ("ready", "missing", "broken")
+        assert state.status in ("ready", "missing"), f"{backend.name}: {state.detail}"
         assert len(state.detail) > 5
         assert "\n" not in state.detail
+
+
+@pytest.mark.thorough
+def test_a_library_whose_import_warns_is_ready(tmp_path: Path) -> None:
+    """As where a session makes errors of warnings, and its bytecode is not there yet."""
+    program = f"""
+        import sys, warnings
+        from amp_fuzz.backends import backends
+        sys.pycache_prefix = {str(tmp_path)!r}
+        warnings.simplefilter("error")
+        print({{b.availability().status for b in backends().values() if "torchao" in b.name}})
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "broken" not in done.stdout
 
 
 def test_the_cpu_is_ready_and_says_which_torch() -> None:

@@ -8,6 +8,7 @@ dataclasses of arguments, the global state of its regions. See `amp_fuzz.backend
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -103,7 +104,8 @@ class TeBackend(_Linear):
             how = "pip install --no-build-isolation 'transformer-engine[pytorch]'"
             return Availability("missing", f"needs {', '.join(missing)} ({how})")
         try:
-            import transformer_engine.pytorch  # noqa: F401
+            with warnings.catch_warnings(action="ignore"):  # the user's filters are not for it
+                import transformer_engine.pytorch  # noqa: F401
         except Exception as error:
             return Availability("broken", f"{type(error).__name__}: {error}")
         return Availability("ready", f"transformer-engine {_version('transformer-engine')}")
