@@ -303,6 +303,30 @@ def test_gradients_that_the_reference_has_otherwise(
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(("dtype", "domain"), [("complex64", "normal"), ("float32", "special")])
+@pytest.mark.parametrize("observed", ["2: excess 90, bias 3", "2: excess 1, bias 9"])
+def test_how_far_numbers_are_off(run_script: Run, dtype: str, domain: Any, observed: str) -> None:
+    """The same with and without the mean; infinite and NaN ones are not compared."""
+    inputs = (tensor("x0", (2, 3), dtype), tensor("x1", (3, 2), dtype))
+    inputs = (msgspec.structs.replace(inputs[0], domain=domain), inputs[1])
+    one = Case(Program(inputs, (call("v0", "mm", Ref("x0"), Ref("x1")),), ("v0",)), FORWARD)
+    on, finding = backend("compile[eager]"), Divergence("value", "v0", "1", observed)
+    assert run_script(repro(one, on, finding)).code == 0, "honest torch"
+    for body in ("y = y * 2", "y = y * float('nan')") * (dtype == "float32"):
+        fault = FAULT.format(body=body)
+        assert run_script(repro(one, on, finding, prefix=fault)).code == 1, body
+
+
+@pytest.mark.parametrize(("op", "seeded"), [("dropout", True), ("relu", False)])
+@pytest.mark.parametrize(("kind", "threads"), [("bitwise", True), ("dtype", False)])
+def test_a_script_sets_what_its_case_needs(op: str, seeded: bool, kind: Any, threads: bool) -> None:
+    one = Case(Program((tensor("x0", (2, 3)),), (call("v0", op, Ref("x0")),), ("v0",)), FORWARD)
+    script = repro(one, backend("eager-cpu"), Divergence(kind, "v0", "", ""))
+    assert ("manual_seed" in script) is seeded
+    assert ("set_num_threads" in script) is threads
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("observed", "body"),
     [("0 not finite", "y = y / 0"), ("2: excess 90, bias 3", "y = y * 2")],
