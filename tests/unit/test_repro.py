@@ -303,18 +303,43 @@ def test_gradients_that_the_reference_has_otherwise(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("dtype", "domain"), [("complex64", "normal"), ("float32", "special")])
+@pytest.mark.parametrize(("dtype", "domain"), [("complex64", "normal"), ("float32", "overflow")])
 @pytest.mark.parametrize("observed", ["2: excess 90, bias 3", "2: excess 1, bias 9"])
 def test_how_far_numbers_are_off(run_script: Run, dtype: str, domain: Any, observed: str) -> None:
     """The same with and without the mean; infinite and NaN ones are not compared."""
     inputs = (tensor("x0", (2, 3), dtype), tensor("x1", (3, 2), dtype))
     inputs = (msgspec.structs.replace(inputs[0], domain=domain), inputs[1])
-    one = Case(Program(inputs, (call("v0", "mm", Ref("x0"), Ref("x1")),), ("v0",)), FORWARD)
+    one = Case(Program(inputs, (call("v0", "mm", Ref("x0"), Ref("x1")),), ("v0",)), FORWARD, 3)
     on, finding = backend("compile[eager]"), Divergence("value", "v0", "1", observed)
     assert run_script(repro(one, on, finding)).code == 0, "honest torch"
     for body in ("y = y * 2", "y = y * float('nan')") * (dtype == "float32"):
         fault = FAULT.format(body=body)
         assert run_script(repro(one, on, finding, prefix=fault)).code == 1, body
+
+
+def test_a_mean_that_is_off_where_no_element_is_far_off(run_script: Run) -> None:
+    inputs = (tensor("x0", (16, 16)), tensor("x1", (16, 16)))
+    one = Case(Program(inputs, (call("v0", "mm", Ref("x0"), Ref("x1")),), ("v0",)), FORWARD)
+    finding = Divergence("value", "v0", "1", "2: excess 1, bias 9")
+    on = backend("compile[eager]")
+    assert run_script(repro(one, on, finding)).code == 0, "honest torch"
+    fault = FAULT.format(body="y = (y.double() * (1 + 2**-6)).bfloat16()")
+    seen = run_script(repro(one, on, finding, prefix=fault))
+    assert seen.code == 1
+    largest = re.search("off by ([0-9.]+) units at most", seen.printed)
+    assert largest is not None
+    assert float(largest[1]) < 4, "no element alone is too far off"
+
+
+@pytest.mark.parametrize(("body", "code"), [("", 0), ("y = y.float()", 1)])
+def test_a_case_that_runs_in_a_thread_does_so_in_a_script(
+    run_script: Run, body: str, code: int
+) -> None:
+    finding = Divergence("dtype", "v0", "", "")
+    fault = FAULT.format(body=body)
+    script = repro(planned(thread="whole"), backend("eager-cpu"), finding, prefix=fault)
+    assert "in_thread(drive, " in script
+    assert run_script(script).code == code
 
 
 @pytest.mark.parametrize(("op", "seeded"), [("dropout", True), ("relu", False)])

@@ -139,10 +139,10 @@ class Script:
         No driver is defined, nor a program that is only called: their bodies stand in the lines.
         """
         program, driver = self.source(*labels)
-        body = None if self.case.plan.thread == "whole" else _body(driver, target)
-        if body is None:
+        if self.case.plan.thread == "whole":
             call = self.call()
             return [program, driver, f"{target} = {call}" if labels else call]
+        body = _body(driver, target)
         return [_in_place(program, body)] if _is_plain(program, body) else [program, body]
 
     def program(self) -> str:
@@ -195,17 +195,10 @@ def _observed(line: str) -> tuple[str | None, str]:
 # -- code that runs once ------------------------------------------------------------------------
 
 
-def _body(driver: str, target: str) -> str | None:
-    """Return the body of a driver, which binds what it returns; None if it returns early."""
+def _body(driver: str, target: str) -> str:
+    """Return the body of a driver, which binds what it returns at its end."""
     (function,) = ast.parse(driver).body
     assert isinstance(function, ast.FunctionDef)
-    last: ast.AST = function.body[-1]
-    while isinstance(last, ast.With):
-        last = last.body[-1]
-    inner = (ast.walk(node) for node in function.body if not isinstance(node, ast.FunctionDef))
-    returns = [node for nodes in inner for node in nodes if isinstance(node, ast.Return)]
-    if [node for node in returns if node is not last]:
-        return None
     text = textwrap.dedent("\n".join(driver.splitlines()[function.body[0].lineno - 1 :]))
     return re.sub(r"^( *)return (.*)\Z", rf"\1{target} = \2", text.rstrip(), flags=re.MULTILINE)
 
