@@ -36,8 +36,6 @@ from amp_fuzz.oracle.rounding import CONFIRM, THRESHOLD
 from amp_fuzz.plugins import loaded
 from amp_fuzz.reference.shadow.band import UNIT_ROUNDOFF, leans, unit
 from amp_fuzz.reference.shadow.mode import Promise
-from amp_fuzz.upstream import quirks
-from amp_fuzz.upstream.roundings import EXCESS
 
 __all__ = ["BITS", "Pieces", "ReproError", "imports", "joined", "pieces", "repro"]
 
@@ -307,11 +305,9 @@ def _rounding(script: Script) -> list[str]:
     """Compare values with the rounding band: its centre and unit, as literals."""
     label = script.finding.where
     reference = shadows_of(script.backend)
-    left_out = script.finding.observed.endswith("(excess precision)")
     promised = script.finding.kind == "precision"
     promise: Promise = reference.promise if promised else "none"
-    with quirks((EXCESS,) if left_out else ()):
-        _, bands = reference.shadowed(script.case, CONFIRM, CONFIRM, promise=promise)
+    _, bands = reference.shadowed(script.case, CONFIRM, CONFIRM, promise=promise)
     if label not in bands:
         raise ReproError(f"case {script.case.id}: the reference observes nothing at {label!r}")
     band = bands[label]
@@ -326,15 +322,12 @@ def _rounding(script: Script) -> list[str]:
     )
     plain, signed = leans(band)
     main = _AWAY.format(threshold=THRESHOLD, plain=plain, signed=signed)
-    if not left_out and _excess(script.finding.observed) > THRESHOLD:
+    if _excess(script.finding.observed) > THRESHOLD:
         judged = centre.isfinite() & unit(band).isfinite() & (unit(band) > 0)
         mask = "" if bool(judged.all()) else _JUDGED
         main = _VIEWED * band.clean.is_complex() + _FAR.format(mask=mask, threshold=THRESHOLD)
     if promised:
         constants = constants.replace("# The float64 result", f"# {_ROUNDED[promise]}")
-    if left_out:
-        constants = constants.replace("# The", "# Without that rounding: the")
-        main = main.replace("sys.exit(bool(", "sys.exit(not bool(")
     return [script.inputs(), constants, *script.plain("observed", label), main]
 
 
