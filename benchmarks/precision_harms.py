@@ -14,7 +14,7 @@ confirm is false. The exit code is 1 if there is one. With `--planted`, a statem
 tests/precision/kinds.py is put behind a layer. It is named if it is among the first three places of
 `PrecisionResult.culprits`. The exit code is 1 unless 38 are. With `--pasted`, the code that a
 remedy of an honest model prints has run before the plain loop, which must find the digits asked for
-in each value that was harmed.
+in each value that was harmed. A value that float32 has no digits of must be finite.
 """
 
 from __future__ import annotations
@@ -203,13 +203,22 @@ def pasted(name: str, check: str) -> Row:
         return {**row, "remedy": None if remedy is None else remedy.dtype or f"{remedy.scale:g}"}
     exact = computed(name, None, device, wide=True)
     low = computed(name, DTYPES[dtype], device, code=remedy.code)
+    single, half = computed(name, None, device), digits_in(torch.float32) / 2
     left = {v.name: round(digits(low[v.name], exact[v.name]), 2) for v in result.harmed}
+    # Some gradients are exactly 0, so that float32 has no digits of them: those have to be finite.
+    has = {n: digits(single[n], exact[n]) >= half for n in left}
+    finite = {n: bool(torch.isfinite(low[n]).all()) for n in left}
     return {
         **row,
         "remedy": f"{len(remedy.modules)} modules, {remedy.proof}",
         "asked": round(result.digits, 3),
-        "false": {n: found for n, found in left.items() if found < result.digits},
-        "worst": min(left.items(), key=lambda item: item[1]),
+        "false": {
+            n: found
+            for n, found in left.items()
+            if not finite[n] or (has[n] and found < result.digits)
+        },
+        "no digits in float32": sum(not known for known in has.values()),
+        "worst": min((item for item in left.items() if has[item[0]]), key=lambda item: item[1]),
     }
 
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from amp_fuzz.interfaces.precision import api, precision
 from amp_fuzz.interfaces.precision.remedy import Found, least
+from amp_fuzz.interfaces.precision.runs import Runs
 from tests.precision import small_models
 
 Sets = frozenset[frozenset[int]]
@@ -191,6 +192,27 @@ def keep_their_promise(given: list[tuple[str, str, str]]) -> None:
         asked = {"bfloat16": 1.2, "float16": 1.65}[dtype]
         assert min(before) < asked, code
         assert min(kept) >= asked, code
+
+
+def test_a_remedy_is_enough_with_the_products_of_torch_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search multiplies in float32, where sums may be luckier."""
+    model, x = small_models.built(small_models.written(1).source, "/small/model_1.py")
+
+    def remedy() -> Any:
+        found = precision(model, x, autocast=torch.float16, seconds=1000).remedy
+        assert found is not None
+        return found.modules, found.lines, found.dtype, found.scale
+
+    honest, expected = Runs.tried, remedy()
+    tried: list[bool] = []
+
+    def lucky(runs: Runs, *exempt: Any, **other: Any) -> Any:
+        tried.append(runs.native)
+        return honest(runs, *exempt, **other) if runs.native else runs.plain()
+
+    monkeypatch.setattr(Runs, "tried", lucky)
+    assert remedy() == expected
+    assert {*tried} == {False, True}
 
 
 @pytest.mark.thorough

@@ -15,9 +15,9 @@ from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import statements
 from amp_fuzz.cases.settings import SETTINGS
 from amp_fuzz.findings.repro.parts import PAD, Found
-from amp_fuzz.findings.repro.script import TIMEOUT, imports, joined, pieces
+from amp_fuzz.findings.repro.script import TIMEOUT, Pieces, imports, joined, pieces
 
-__all__ = ["pytest_form", "test_name"]
+__all__ = ["ENTER", "HELPERS", "configured", "pytest_form", "test_name", "watched"]
 
 
 def pytest_form(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> str:
@@ -26,18 +26,19 @@ def pytest_form(case: Case, backend: Backend, finding: Found, *, prefix: str = "
     Arguments and errors are those of `repro`. Any error that the case does not expect fails it too.
     """
     name = test_name(case, finding)
-    if finding.kind in ("crash", "timeout"):
-        return _watched(case, backend, finding, name, prefix)
     parts = pieces(case, backend, finding)
-    ahead, patches = _configured(parts.configuration)
-    helpers = [part for part in parts.body if part.startswith(_HELPERS)]
-    body = [part for part in parts.body if part not in helpers]
-    body[-1] = _asserting(body[-1])
+    if finding.kind in ("crash", "timeout"):
+        lines, script = watched(parts, "SCRIPT", prefix)
+        test = f"def {name}():\n{textwrap.indent(lines, PAD)}"
+        return f"{parts.head}\nimport subprocess\nimport sys\n\n{script}\n\n{test}\n"
+    ahead, patches = configured(parts.configuration)
+    helpers = [part for part in parts.body if part.startswith(HELPERS)]
+    *body, last = [part for part in parts.body if part not in helpers]
     device = next(part for part in parts.setup if re.search("^device = ", part, re.MULTILINE))
     fake = [part for part in parts.setup if part is not device]
-    entered = [part.removesuffix(_ENTER) for part in fake]
+    entered = [part.removesuffix(ENTER) for part in fake]
     contexts = [*patches, *(["FakeTensorMode()"] if entered != fake else [])]
-    inside = re.sub(r"\n\n\n+", "\n\n", joined([device, *body]))
+    inside = re.sub(r"\n\n\n+", "\n\n", joined([device, *body, _asserting(last)]))
     test = f"def {name}(as_before):\n{textwrap.indent(inside, PAD)}"
     fixture = _fixture(contexts, parts.cleanup, case.plan.settings)
     code = joined([*entered, prefix, *parts.helpers, *helpers, fixture, test])
@@ -53,8 +54,8 @@ def test_name(case: Case, finding: Found) -> str:
 
 # -- from a script to a test ----------------------------------------------------------------------
 
-_HELPERS = ("def contents(", "def line_of(")
-_ENTER = "FakeTensorMode().__enter__()\n"
+HELPERS = ("def contents(", "def line_of(")
+ENTER = "FakeTensorMode().__enter__()\n"
 _EXIT = re.compile(r"sys\.exit\((?:bool)?(.*)\)$", re.MULTILINE)
 
 
@@ -67,7 +68,7 @@ def _asserting(text: str) -> str:
     return _EXIT.sub(r"assert not \1", text)
 
 
-def _configured(text: str) -> tuple[list[str], list[str]]:
+def configured(text: str) -> tuple[list[str], list[str]]:
     """Return the imports of a compiler's configuration, and its settings as patches."""
     lines = text.splitlines()
     ahead = [line for line in lines if line.startswith("import ")]
@@ -100,21 +101,16 @@ def _imports(code: str, ahead: list[str]) -> str:
 # -- what kills its process -----------------------------------------------------------------------
 
 _WATCHED = """\
-def {name}(tmp_path):
-    script = tmp_path / "program.py"
-    script.write_text(SCRIPT)
-    done = subprocess.run([sys.executable, str(script), "child"], timeout={timeout})
-    assert done.returncode == 0
-"""
+done = subprocess.run([sys.executable, "-c", {constant}, "child"], timeout={timeout})
+assert done.returncode == 0"""
 
 
-def _watched(case: Case, backend: Backend, finding: Found, name: str, prefix: str) -> str:
-    """Return a test that runs the program in a separate process."""
-    parts = pieces(case, backend, finding)
+def watched(parts: Pieces, constant: str, prefix: str) -> tuple[str, str]:
+    """Return the body of a test that runs a program in another process, and the program."""
     *body, _ = parts.body  # without the part that starts the child
     code = joined([*parts.setup, parts.configuration, prefix, *parts.helpers, *body])
     standard, ours = imports(code)
     script = f"{standard}\n\n{ours}{parts.modules}\n\n{code}\n".lstrip("\n")
     script = script.replace("'''", r"''\x27")  # a string of the case must not end SCRIPT
-    test = _WATCHED.format(name=name, timeout=TIMEOUT)
-    return f"{parts.head}\nimport subprocess\nimport sys\n\nSCRIPT = r'''\n{script}'''\n\n\n{test}"
+    test = _WATCHED.format(constant=constant, timeout=TIMEOUT)
+    return test, f"{constant} = r'''\n{script}'''\n"

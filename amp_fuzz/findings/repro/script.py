@@ -37,7 +37,17 @@ from amp_fuzz.plugins import loaded
 from amp_fuzz.reference.shadow.band import UNIT_ROUNDOFF, leans, unit
 from amp_fuzz.reference.shadow.mode import Promise
 
-__all__ = ["BITS", "Pieces", "ReproError", "imports", "joined", "pieces", "repro"]
+__all__ = [
+    "BITS",
+    "TORCH_IMPORTS",
+    "Pieces",
+    "ReproError",
+    "brief",
+    "imports",
+    "joined",
+    "pieces",
+    "repro",
+]
 
 
 def repro(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> str:
@@ -54,7 +64,7 @@ def repro(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> 
     setup = [*parts.setup, parts.configuration]
     code = joined([*setup, prefix, *parts.helpers, *parts.body])
     standard, ours = imports(code)
-    code = _brief(code, finding)
+    code = brief(code, finding)
     return f"{parts.head}\n{standard}\n\n{_HOOK}\n{ours}{parts.modules}\n\n{code}\n"
 
 
@@ -65,7 +75,7 @@ _VALUELESS = (
 """Kinds that no rounding can change."""
 
 
-def _brief(code: str, finding: Found) -> str:
+def brief(code: str, finding: Found) -> str:
     """Return a script without what it does not need.
 
     The number of threads decides the last bits of a sum, which not all kinds compare. The device
@@ -219,7 +229,7 @@ _IMPORTS: Mapping[str, str] = {
     "Path": "from pathlib import Path",
     "Any": "from typing import Any",
 }
-_TORCH_IMPORTS: Mapping[str, str] = {
+TORCH_IMPORTS: Mapping[str, str] = {
     "autocast": "from torch import autocast",
     "FakeTensorMode": "from torch._subclasses.fake_tensor import FakeTensorMode",
     "custom_bwd": "from torch.amp import custom_bwd",
@@ -238,7 +248,7 @@ def imports(code: str) -> tuple[str, str]:
     named = (ast.ClassDef, ast.FunctionDef)
     defined = {node.name for node in ast.parse(code).body if isinstance(node, named)}
     standard = [line for name, line in _IMPORTS.items() if name in used]
-    ours = [line for name, line in _TORCH_IMPORTS.items() if name in used - defined]
+    ours = [line for name, line in TORCH_IMPORTS.items() if name in used - defined]
     return "\n".join(standard), "\n".join(["import torch", *ours])
 
 
@@ -408,10 +418,15 @@ def _is(text: str) -> str:
 
 
 def _state(script: Script) -> list[str]:
-    """Compare autocast's state before and after."""
+    """Compare autocast's state before and after.
+
+    An error that leaves no other state than before is not the finding's.
+    """
     call, error = script.call(), script.expected.raised
     if error is not None:
-        call = _TRIED.format(call=call, names=[error.kind])
+        call = _TRIED.format(call=call, when=f"type(error).__name__ not in {[error.kind]}")
+    elif script.finding.where == "after an error":
+        call = _TRIED.format(call=call, when="torch_state(device) == expected")
     return [script.inputs(), *script.source(), _STATE.format(call=call) + _VERDICT]
 
 
@@ -577,7 +592,7 @@ _TRIED = """\
 try:
     {call}
 except Exception as error:
-    if type(error).__name__ not in {names}:
+    if {when}:
         raise
     print("raised:  ", error)"""
 

@@ -27,7 +27,7 @@ from amp_fuzz.interfaces.check.arguments import (
 from amp_fuzz.interfaces.check.messages import REPEAT
 from amp_fuzz.interfaces.check.subject import CheckError, Subject
 from amp_fuzz.interfaces.precision.pasting import code_of
-from amp_fuzz.interfaces.precision.remedy import least
+from amp_fuzz.interfaces.precision.remedy import Found, least
 from amp_fuzz.interfaces.precision.result import (
     Harm,
     PrecisionResult,
@@ -409,6 +409,18 @@ class _Diagnosis:
         self.tries += 1
         return not any(v.harm for v in self.values(self.runs.tried(exempt, **other)))
 
+    def natively(self, exempt: Exempt = _NONE, **other: Any) -> bool:
+        """Return whether a run with torch's own products of 16 bits harms nothing either.
+
+        They may add in another order. Where the CPU has none, nothing speaks against it.
+        """
+        if self.runs.native:
+            return True
+        self.runs.native = True
+        seen = self.runs.tried(exempt, **other)
+        self.runs.native = False
+        return seen.raised is not None or not any(v.harm for v in self.values(seen))
+
     def remedy(self) -> tuple[Remedy | None, tuple[str, ...]]:
         """Return the least that is enough, and what was left out of the search."""
         self.searching = time.monotonic()
@@ -416,7 +428,8 @@ class _Diagnosis:
         dtype = str(other).removeprefix("torch.") if self._other(other) else ""
         scale = 0.0
         if self.low is torch.float16 and self.runs.backward:
-            scale = next((s for s in _SCALES if self.good(scale=s)), 0.0)
+            scales = (s for s in _SCALES if self.good(scale=s) and self.natively(scale=s))
+            scale = next(scales, 0.0)
         deadline = time.monotonic() + self.seconds
         units = self.units()
         whole = sum(n for (_, low), n in self.watch.products.items() if low) or 1
@@ -424,20 +437,29 @@ class _Diagnosis:
         def cost(unit: Place) -> float:
             return self.products(unit) / whole
 
-        found = least(units, lambda some: self.good(_exempt(some)), cost, deadline)
+        found, parts = self.searched(units, cost, deadline)
+        if found is not None and not self.natively(_exempt(parts)):
+            self.runs.native = True
+            found, parts = self.searched(units, cost, deadline)
         if found is None:
             text = "no set of its parts is enough in float32"
             if where := ", ".join(place.text for place in self.watch.written):
                 text += f": the code itself asks for 16 bits at {where}"
             alone = Remedy(dtype=dtype, scale=scale)
             return (alone, ()) if dtype or scale else (None, (text,))
-        parts = self.refined(found.parts, deadline)
         lines = tuple(p for p in parts if p.file)
         modules = tuple(p.module for p in parts if not p.file)
         share = sum(map(self.products, parts)) / whole
         device, roots = self.runs.runtime.device, self.runs.subject.modules
         code = code_of(lines, modules, device, self.runs.names, roots)
         return Remedy(modules, lines, found.proof, found.tried, share, dtype, scale, code), ()
+
+    def searched(
+        self, units: Sequence[Place], cost: Callable[[Place], float], deadline: float
+    ) -> tuple[Found[Place] | None, list[Place]]:
+        """Return the least set of units that is enough, and what is exempted of these."""
+        found = least(units, lambda some: self.good(_exempt(some)), cost, deadline)
+        return found, [] if found is None else self.refined(found.parts, deadline)
 
     def products(self, unit: Place) -> int:
         """Return the operations of the products in 16 bits of a statement, or of a submodule."""
@@ -451,7 +473,7 @@ class _Diagnosis:
     def _other(self, dtype: torch.dtype) -> bool:
         names = table_of(self.runs.runtime.device).supported_dtypes
         supported = str(dtype).removeprefix("torch.") in names and bool(self.runs.contexts)
-        return supported and self.good(dtype=dtype)
+        return supported and self.good(dtype=dtype) and self.natively(dtype=dtype)
 
     def units(self) -> list[Place]:
         """Return what can be exempted, the most suspicious first: modules, or lines without one."""

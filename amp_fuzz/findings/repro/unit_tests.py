@@ -1,0 +1,215 @@
+"""Write findings as unit tests in PyTorch's own style, which need torch alone.
+
+A test is expected to fail while the divergence is there. It is skipped where it cannot tell: torch
+or an op is missing, or a different error is raised.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from amp_fuzz.backends import Backend
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.settings import SETTINGS
+from amp_fuzz.findings.repro.as_test import ENTER, HELPERS, configured, test_name, watched
+from amp_fuzz.findings.repro.parts import PAD, Found
+from amp_fuzz.findings.repro.script import TORCH_IMPORTS, brief, imports, joined, pieces
+
+__all__ = ["Method", "method_of", "unit_tests"]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A test method.
+
+    name: of the method. head: the comment above it. patches: of a compiler's configuration, as
+    decorators, and the imports that these need. body: its lines. helpers: functions and constants
+    of the module that it uses. modules: imports of the user's own ops. resets: whether the compiler
+    keeps something of it.
+    """
+
+    name: str
+    head: str
+    imports: tuple[str, ...]
+    patches: tuple[str, ...]
+    body: str
+    helpers: tuple[str, ...]
+    modules: str
+    resets: bool
+
+
+def method_of(
+    case: Case,
+    backend: Backend,
+    finding: Found,
+    *,
+    name: str = "",
+    note: Sequence[str] = (),
+    prefix: str = "",
+) -> Method:
+    """Return a finding as a test method. note: lines of the comment above it.
+
+    The other arguments and errors are those of `repro`.
+    """
+    name = name or test_name(case, finding)
+    parts = pieces(case, backend, finding)
+    above = (part for line in note for part in textwrap.wrap(line, 94, break_long_words=False))
+    head = "\n".join([*(f"# {line}" for line in above), parts.head])
+    ahead, patches = configured(parts.configuration)
+    resets = bool(parts.cleanup)
+    if finding.kind in ("crash", "timeout"):
+        constant = f"SCRIPT_OF_{name.removeprefix('test_').upper()}"
+        watching, script = watched(parts, constant, prefix)
+        checked = "self.assertEqual(done.returncode, 0)"
+        watching = watching.replace("assert done.returncode == 0", checked)
+        return Method(name, head, (), (), watching, (script,), "", resets)
+    helpers = [part for part in parts.body if part.startswith(HELPERS)]
+    *body, last = [part for part in parts.body if part not in helpers]
+    restored = _restored(case, parts.cleanup)
+    lines = joined([*parts.setup, prefix, *restored, *body, _asserting(last)])
+    before, entered, after = brief(lines, finding).partition(ENTER)
+    if entered:
+        after = f"with FakeTensorMode():\n{textwrap.indent(after.lstrip(), PAD)}"
+    lines = f"{_locally(before)}{before}{after}"
+    return Method(
+        name,
+        head,
+        tuple(ahead),
+        tuple(patches),
+        re.sub(r"\n\n\n+", "\n\n", lines),
+        (*parts.helpers, *helpers),
+        parts.modules,
+        resets,
+    )
+
+
+def unit_tests(methods: Sequence[Method], *, doc: str = "") -> str:
+    """Return a module of tests. doc: its docstring; "" for one test, without helpers of its own."""
+    mark = "unittest.expectedFailure" if not doc else "still_there"
+    shared = _shared(methods)
+    texts = []
+    for method in methods:
+        local = [part for part in method.helpers if part not in shared.values()]
+        body = joined([*local, method.body]) if local else method.body
+        body = re.sub(r"\n\n\n+", "\n\n", body)
+        lines = [method.head, f"@{mark}", *(f"@{patch}" for patch in method.patches)]
+        lines += [f"def {method.name}(self):", textwrap.indent(body, PAD)]
+        texts.append(textwrap.indent("\n".join(lines), PAD))
+    if any(method.resets for method in methods):
+        texts.insert(0, textwrap.indent(_RESETTING, PAD).rstrip())
+    tests = "class TestAutocastFindings(TestCase):\n" + "\n\n".join(texts)
+    code = joined([_STILL_THERE * bool(doc), *shared.values(), tests])
+    standard, ours = imports(code)
+    threads = "from concurrent.futures import ThreadPoolExecutor"
+    unit = ["import unittest", *(["import functools", threads] if doc else [])]
+    ahead = (line for method in methods for line in method.imports)
+    standard = _sorted([*standard.splitlines(), *unit])
+    ours = _sorted([*ours.splitlines(), *ahead, _TESTING])
+    modules = "".join(dict.fromkeys(method.modules for method in methods))
+    top = f'{_OWNER}\n"""{doc}"""\n\n' if doc else f"{_OWNER}\n"
+    return (
+        f"{top}{standard}\n\n{ours}{modules}\n\n\n{code}\n\n\n"
+        f'if __name__ == "__main__":\n{PAD}run_tests()\n'
+    )
+
+
+def _sorted(lines: Iterable[str]) -> str:
+    """Return imports in PyTorch's order, those of one module together."""
+    whole: set[str] = set()
+    parts: defaultdict[str, set[str]] = defaultdict(set)
+    for line in lines:
+        match = re.fullmatch(r"from (\S+) import (.*)", line)
+        if match is None:
+            whole.add(line)
+        else:
+            parts[match[1]] |= set(match[2].split(", "))
+    named = (f"from {module} import {', '.join(sorted(parts[module]))}" for module in sorted(parts))
+    return "\n".join([*sorted(whole), *named])
+
+
+def _shared(methods: Iterable[Method]) -> dict[str, str]:
+    """Return the helpers of the module by name; the first of a name if two differ."""
+    found: dict[str, str] = {}
+    for method in methods:
+        for part in method.helpers:
+            name = re.search(r"^(?:def |class )?(\w+)", part, re.MULTILINE)
+            assert name is not None
+            found.setdefault(name[1], part)
+    return found
+
+
+def _locally(lines: str) -> str:
+    """Return imports of what lines read that they then give another meaning."""
+    stored = {
+        node.id
+        for node in ast.walk(ast.parse(lines))
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    return "".join(f"{line}\n" for name, line in TORCH_IMPORTS.items() if name in stored)
+
+
+def _restored(case: Case, after: Sequence[str]) -> list[str]:
+    """Return lines that have settings restored after the test."""
+    lines = []
+    for i, line in enumerate(case.plan.settings, 1):
+        setting = SETTINGS[line]
+        lines.append(
+            f"setting{i} = {setting.get}\n\n\ndef restore{i}():\n{PAD}"
+            f"{setting.put.format(f'setting{i}')}\n\n\nself.addCleanup(restore{i})"
+        )
+    if "torch.use_deterministic_algorithms(False)" in after:
+        lines.append("self.addCleanup(torch.use_deterministic_algorithms, False)")
+    return lines
+
+
+def _asserting(text: str) -> str:
+    """Return a comparison that fails where a script exits with 1, and skips where with 125."""
+    text = re.sub(r"^print\(.*\)\n", "", text, flags=re.MULTILINE)
+    text = text.replace("sys.exit(observed != expected)", "self.assertEqual(observed, expected)")
+    text = text.replace("sys.exit(0 if right else 1 if wrong else 125)", _TELLING)
+    text = re.sub(r"sys\.exit\(away > (.*)\)$", r"self.assertLessEqual(away, \1)", text)
+    return re.sub(r"sys\.exit\((?:bool)?(.*)\)$", r"self.assertFalse(\1)", text)
+
+
+_TELLING = """\
+if not right and not wrong:
+    self.skipTest(f"cannot tell: {observed[:300]}")
+self.assertTrue(right, observed[:300])"""
+
+_OWNER = '# Owner(s): ["module: amp (automated mixed precision)"]'
+_TESTING = "from torch.testing._internal.common_utils import TestCase, run_tests"
+
+_RESETTING = """\
+def setUp(self):
+    super().setUp()
+    torch._dynamo.reset()
+
+def tearDown(self):
+    torch._dynamo.reset()
+    super().tearDown()
+"""
+
+_STILL_THERE = '''\
+def still_there(test):
+    """Expect a test to fail; another error than a failed assertion cannot tell.
+
+    It has a thread of its own, whose state of the dispatcher some bugs leave changed.
+    """
+
+    @functools.wraps(test)
+    def run(self):
+        try:
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(test, self).result()
+        except (AssertionError, unittest.SkipTest):
+            raise
+        except Exception as error:
+            self.skipTest(f"cannot tell: {type(error).__name__}: {error}")
+
+    return unittest.expectedFailure(run)
+'''
