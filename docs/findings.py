@@ -32,6 +32,7 @@ from amp_fuzz.upstream.registry import BUGS, FILES
 FOLDER = Path(__file__).parent / "findings"
 NOTE = "<!-- Written by `make pages` from {source}. Edit that. -->"
 MEASURED = FOLDER.parents[1] / "benchmarks" / "known"
+TESTS = FOLDER.parents[1] / "benchmarks" / "unit_tests.json"
 VERSIONS = FOLDER.parent / "evidence" / "known-by-version.md"
 HAND = "<!-- Written by hand from here on: what the backend does without autocast too. -->"
 START, END = "<!-- {}: written by `make pages` -->", "<!-- end of the {} -->"
@@ -282,8 +283,39 @@ def by_version(found: Mapping[str, dict[str, Any]]) -> str:
             states = (SHOWN[row["state"]] for row in rows_of)
             rows.append((f"[{bug.id}]({at})", cell(bug.what), *states, link))
         parts.append(f"## {title}\n\n" + grid(("bug", "what", *found, "upstream"), rows))
+    parts.append(as_tests(json.loads(TESTS.read_text())))
     parts.append("## Not told\n\n" + grid(("bug", "torch", "why"), sorted(untold(found))))
     return "\n".join(parts)
+
+
+AS_TESTS = """\
+## As PyTorch's unit tests
+
+[tests_for_pytorch](../../tests_for_pytorch/README.md), which needs torch alone, told on each torch:
+
+{counts}
+Bugs that the tests call gone and `known check` does not, or the other way round:
+
+{other}"""
+
+
+def as_tests(told: Mapping[str, dict[str, Any]]) -> str:
+    """Return how the tests for PyTorch ended on each torch."""
+    versions = sorted(told, key=Version)
+    names = {
+        "there": "fail as expected",
+        "gone": "succeed",
+        "cannot tell": "skipped",
+    }
+    rows = [(text, *(str(told[v][state]) for v in versions)) for state, text in names.items()]
+    other = [
+        (name, v, one["tests"], one["known check"])
+        for v in versions
+        for name, one in sorted(told[v]["otherwise"].items())
+        if one["tests"] == "gone" or set(one.values()) == {"there", "gone"}
+    ]
+    columns = ("bug", "torch", "tests", "known check")
+    return AS_TESTS.format(counts=grid(("tests", *versions), rows), other=grid(columns, other))
 
 
 SHOWN = {"there": "there", "gone": "**gone**", "cannot tell": "?", "": ""}

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from multiprocessing import connection
 from typing import Literal, TypeAlias
 
@@ -32,7 +33,7 @@ from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.upstream.known import Known
 from amp_fuzz.upstream.registry import BUGS, quirks
 
-__all__ = ["Presence", "State", "presence", "tell"]
+__all__ = ["Presence", "State", "preload", "presence", "tell"]
 
 State: TypeAlias = Literal["there", "gone", "cannot tell"]
 
@@ -55,14 +56,18 @@ def presence(
 ) -> Iterator[tuple[Bug, Presence]]:
     """Yield each bug and whether this torch has it. Each case runs in a process that may die."""
     bugs = tuple(bugs)
+    preload(bugs)
+    for bug in bugs:
+        yield bug, _of(bug, timeout, memory)
+
+
+def preload(bugs: Iterable[Bug]) -> None:
+    """Import compilers once, for all forks: a compiled case takes 1 s instead of 5 s (2 cores)."""
     names = {example.backend for bug in bugs for example in bug.examples}
     if any(facts_of(backend).compiles for name, backend in backends().items() if name in names):
-        # Once, for all forks: a compiled case takes 1 s instead of 5 s (torch 2.13, 2 cores).
         with quiet():
             for module in ("torch._inductor.compile_fx", "torch._inductor.lowering"):
                 importlib.import_module(module)
-    for bug in bugs:
-        yield bug, _of(bug, timeout, memory)
 
 
 def _of(bug: Bug, timeout: float, memory: float) -> Presence:
@@ -118,8 +123,20 @@ def _told(bug: Bug, backend: Backend, case: Case) -> _Told:
     if verdict.divergence is None:
         return _agreeing(bug, backend, verdict)
     if bug.own:
-        return ("there", "") if verdict.outcome == "backend" else _otherwise(verdict)
+        if verdict.outcome != "backend":
+            return _otherwise(verdict)
+        other = _instead(bug, case)
+        return ("cannot tell", f"its case shows {other} here") if other else ("there", "")
     return ("there", "") if verdict.known else _diverging(bug, backend, case)
+
+
+def _instead(bug: Bug, case: Case) -> str:
+    """Return the bug of this torch that has the same case, if this torch should not have `bug`."""
+    installed = version("torch")
+    if bug.entry.holds(installed):
+        return ""
+    others = (other for other in BUGS.values() if other.own and other.entry.holds(installed))
+    return next((b.id for b in others if any(e.case == case for e in b.examples)), "")
 
 
 def _judged(backend: Backend, case: Case, known: Sequence[Known]) -> Verdict:

@@ -134,9 +134,12 @@ def test_what_the_record_does_not_say_is_news_and_no_failure(
 
 
 def test_a_known_bug_is_its_smallest_case(tmp_path: Path) -> None:
-    bug = BUGS["promote-foreign-half"]
-    job = job_of(bug.id, Store(tmp_path), None)
-    assert (job.case, job.backend) == (bug.examples[0].case, "eager-cpu")
+    for name, backend in (
+        ("promote-foreign-half", "eager-cpu"),
+        ("export-take", "export[decomposed]"),
+    ):
+        job = job_of(name, Store(tmp_path), None)
+        assert (job.case, job.backend) == (BUGS[name].examples[0].case, backend)
     for unknown in ("promote-foreign-halves", "cache-ignores-grad-mode"):  # which has no case
         with pytest.raises(StoreError, match=unknown):
             job_of(unknown, Store(tmp_path), None)

@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.metadata import version
 
 import pytest
 
@@ -23,6 +24,8 @@ from amp_fuzz.findings.presence import Presence, presence, tell
 from amp_fuzz.upstream import BUGS
 from amp_fuzz.upstream.bug import Bug, Example
 from tests.helpers import WrongKernel, needs_fork
+
+HERE = version("torch")
 
 BUG = BUGS["cache-ignores-dtype"]
 EXAMPLE = BUG.examples[0]
@@ -166,3 +169,12 @@ def test_a_case_of_another_processor_is_not_run(monkeypatch: pytest.MonkeyPatch)
     assert core.tell(BUG, wide) == Presence("cannot tell", *at, why)
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
     assert core.tell(BUG, wide) == core.tell(BUG, EXAMPLE) != Presence("cannot tell", *at, why)
+
+
+def test_a_case_that_two_torches_tell_in_two_ways_is_of_the_bug_of_this_one() -> None:
+    """One assertion, which had no words before torch 2.11."""
+    both = [BUGS["compile-saved-tensors-unnamed"], BUGS["compile-saved-tensors"]]
+    (mine,), (other,) = ([b for b in both if b.entry.holds(HERE) is has] for has in (True, False))
+    assert tell(mine, mine.examples[0]).state == "there"
+    seen = tell(other, other.examples[0])
+    assert (seen.state, seen.detail) == ("cannot tell", f"its case shows {mine.id} here")

@@ -17,7 +17,7 @@ from amp_fuzz.cases.settings import SETTINGS
 from amp_fuzz.findings.repro.parts import PAD, Found
 from amp_fuzz.findings.repro.script import TIMEOUT, Pieces, imports, joined, pieces
 
-__all__ = ["ENTER", "HELPERS", "configured", "pytest_form", "test_name", "watched"]
+__all__ = ["HELPERS", "configured", "pytest_form", "test_name", "watched"]
 
 
 def pytest_form(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> str:
@@ -36,7 +36,7 @@ def pytest_form(case: Case, backend: Backend, finding: Found, *, prefix: str = "
     *body, last = [part for part in parts.body if part not in helpers]
     device = next(part for part in parts.setup if re.search("^device = ", part, re.MULTILINE))
     fake = [part for part in parts.setup if part is not device]
-    entered = [part.removesuffix(ENTER) for part in fake]
+    entered = [part.removesuffix(_ENTER) for part in fake]
     contexts = [*patches, *(["FakeTensorMode()"] if entered != fake else [])]
     inside = re.sub(r"\n\n\n+", "\n\n", joined([device, *body, _asserting(last)]))
     test = f"def {name}(as_before):\n{textwrap.indent(inside, PAD)}"
@@ -55,7 +55,7 @@ def test_name(case: Case, finding: Found) -> str:
 # -- from a script to a test ----------------------------------------------------------------------
 
 HELPERS = ("def contents(", "def line_of(")
-ENTER = "FakeTensorMode().__enter__()\n"
+_ENTER = "FakeTensorMode().__enter__()\n"
 _EXIT = re.compile(r"sys\.exit\((?:bool)?(.*)\)$", re.MULTILINE)
 
 

@@ -423,10 +423,11 @@ def _state(script: Script) -> list[str]:
     An error that leaves no other state than before is not the finding's.
     """
     call, error = script.call(), script.expected.raised
-    if error is not None:
-        call = _TRIED.format(call=call, when=f"type(error).__name__ not in {[error.kind]}")
-    elif script.finding.where == "after an error":
-        call = _TRIED.format(call=call, when="torch_state(device) == expected")
+    when = [f"type(error).__name__ != {error.kind!r}"] if error is not None else []
+    if script.finding.where == "after an error":
+        when.append("torch_state(device) == expected")
+    if when:
+        call = _TRIED.format(call=call, when=" and ".join(when))
     return [script.inputs(), *script.source(), _STATE.format(call=call) + _VERDICT]
 
 

@@ -16,11 +16,14 @@ from dataclasses import dataclass
 from amp_fuzz.backends import Backend
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.settings import SETTINGS
-from amp_fuzz.findings.repro.as_test import ENTER, HELPERS, configured, test_name, watched
+from amp_fuzz.findings.repro.as_test import HELPERS, configured, test_name, watched
 from amp_fuzz.findings.repro.parts import PAD, Found
-from amp_fuzz.findings.repro.script import TORCH_IMPORTS, brief, imports, joined, pieces
+from amp_fuzz.findings.repro.script import TORCH_IMPORTS, brief, imports, joined, pieces, repro
 
-__all__ = ["Method", "method_of", "unit_tests"]
+__all__ = ["EXPECTED", "Method", "method_of", "unit_tests"]
+
+EXPECTED = "    @unittest.expectedFailure\n"
+"""The line that expects a test to fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,32 +53,37 @@ def method_of(
     *,
     name: str = "",
     note: Sequence[str] = (),
+    apart: bool = False,
     prefix: str = "",
 ) -> Method:
-    """Return a finding as a test method. note: lines of the comment above it.
+    """Return a finding as a test method.
 
-    The other arguments and errors are those of `repro`.
+    note: lines of the comment above it. apart: whether it runs as a script in another process,
+    since it leaves something behind in its own. The other arguments and errors are those of
+    `repro`.
     """
     name = name or test_name(case, finding)
     parts = pieces(case, backend, finding)
     above = (part for line in note for part in textwrap.wrap(line, 94, break_long_words=False))
     head = "\n".join([*(f"# {line}" for line in above), parts.head])
-    ahead, patches = configured(parts.configuration)
     resets = bool(parts.cleanup)
+    constant = f"SCRIPT_OF_{name.removeprefix('test_').upper()}"
     if finding.kind in ("crash", "timeout"):
-        constant = f"SCRIPT_OF_{name.removeprefix('test_').upper()}"
         watching, script = watched(parts, constant, prefix)
         checked = "self.assertEqual(done.returncode, 0)"
         watching = watching.replace("assert done.returncode == 0", checked)
         return Method(name, head, (), (), watching, (script,), "", resets)
+    if apart or backend.device != "cpu":  # torch is told of a device that is missing
+        script = f"{constant} = r'''\n{repro(case, backend, finding, prefix=prefix)}'''\n"
+        return Method(name, head, (), (), _APART.format(constant), (script,), "", resets)
+    ahead, patches = configured(parts.configuration)
     helpers = [part for part in parts.body if part.startswith(HELPERS)]
     *body, last = [part for part in parts.body if part not in helpers]
     restored = _restored(case, parts.cleanup)
     lines = joined([*parts.setup, prefix, *restored, *body, _asserting(last)])
-    before, entered, after = brief(lines, finding).partition(ENTER)
-    if entered:
-        after = f"with FakeTensorMode():\n{textwrap.indent(after.lstrip(), PAD)}"
-    lines = f"{_locally(before)}{before}{after}"
+    lines = _locally(lines) + brief(lines, finding)
+    if "torch.set_num_threads(" in lines:
+        lines = f"self.addCleanup(torch.set_num_threads, torch.get_num_threads())\n{lines}"
     return Method(
         name,
         head,
@@ -90,23 +98,23 @@ def method_of(
 
 def unit_tests(methods: Sequence[Method], *, doc: str = "") -> str:
     """Return a module of tests. doc: its docstring; "" for one test, without helpers of its own."""
-    mark = "unittest.expectedFailure" if not doc else "still_there"
+    mark = f"{PAD}@still_there\n" if doc else EXPECTED
     shared = _shared(methods)
     texts = []
     for method in methods:
-        local = [part for part in method.helpers if part not in shared.values()]
+        local = [part for part in method.helpers if part not in shared]
         body = joined([*local, method.body]) if local else method.body
         body = re.sub(r"\n\n\n+", "\n\n", body)
-        lines = [method.head, f"@{mark}", *(f"@{patch}" for patch in method.patches)]
-        lines += [f"def {method.name}(self):", textwrap.indent(body, PAD)]
-        texts.append(textwrap.indent("\n".join(lines), PAD))
+        lines = [*(f"@{patch}" for patch in method.patches), f"def {method.name}(self):"]
+        lines.append(textwrap.indent(body, PAD))
+        head, under = (textwrap.indent(t, PAD) for t in (method.head, "\n".join(lines)))
+        texts.append(f"{head}\n{mark}{under}")
     if any(method.resets for method in methods):
         texts.insert(0, textwrap.indent(_RESETTING, PAD).rstrip())
     tests = "class TestAutocastFindings(TestCase):\n" + "\n\n".join(texts)
-    code = joined([_STILL_THERE * bool(doc), *shared.values(), tests])
+    code = joined([_STILL_THERE * bool(doc), *shared, tests])
     standard, ours = imports(code)
-    threads = "from concurrent.futures import ThreadPoolExecutor"
-    unit = ["import unittest", *(["import functools", threads] if doc else [])]
+    unit = ["import unittest", *["import functools"] * bool(doc)]
     ahead = (line for method in methods for line in method.imports)
     standard = _sorted([*standard.splitlines(), *unit])
     ours = _sorted([*ours.splitlines(), *ahead, _TESTING])
@@ -132,14 +140,16 @@ def _sorted(lines: Iterable[str]) -> str:
     return "\n".join([*sorted(whole), *named])
 
 
-def _shared(methods: Iterable[Method]) -> dict[str, str]:
-    """Return the helpers of the module by name; the first of a name if two differ."""
-    found: dict[str, str] = {}
-    for method in methods:
-        for part in method.helpers:
-            name = re.search(r"^(?:def |class )?(\w+)", part, re.MULTILINE)
-            assert name is not None
-            found.setdefault(name[1], part)
+def _shared(methods: Iterable[Method]) -> list[str]:
+    """Return the helpers of the module: none gives a name that an earlier one has a meaning."""
+    found: list[str] = []
+    taken: set[str] = set()
+    for part in dict.fromkeys(part for method in methods for part in method.helpers):
+        nodes = ast.parse(part).body
+        names = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        if not names & taken:
+            found.append(part)
+            taken |= names
     return found
 
 
@@ -181,6 +191,12 @@ if not right and not wrong:
     self.skipTest(f"cannot tell: {observed[:300]}")
 self.assertTrue(right, observed[:300])"""
 
+_APART = """\
+done = subprocess.run([sys.executable, "-c", {}], capture_output=True, text=True)
+if done.returncode not in (0, 1):
+    self.skipTest(f"cannot tell: {{done.stderr.strip()[-300:]}}")
+self.assertEqual(done.returncode, 0, done.stdout)"""
+
 _OWNER = '# Owner(s): ["module: amp (automated mixed precision)"]'
 _TESTING = "from torch.testing._internal.common_utils import TestCase, run_tests"
 
@@ -196,16 +212,12 @@ def tearDown(self):
 
 _STILL_THERE = '''\
 def still_there(test):
-    """Expect a test to fail; another error than a failed assertion cannot tell.
-
-    It has a thread of its own, whose state of the dispatcher some bugs leave changed.
-    """
+    """Expect a test to fail; another error than a failed assertion cannot tell."""
 
     @functools.wraps(test)
     def run(self):
         try:
-            with ThreadPoolExecutor(1) as thread:
-                thread.submit(test, self).result()
+            test(self)
         except (AssertionError, unittest.SkipTest):
             raise
         except Exception as error:

@@ -108,6 +108,62 @@ def check(
     return Exit.OK if told else Exit.NOTHING
 
 
+@known.command(short_help="Write the bugs of this torch as PyTorch's unit tests.")
+@click.argument("patterns", nargs=-1, metavar="[ID...]")
+@click.option(
+    "-o", "--output", metavar="FILE", default="test_autocast_findings.py", show_default=True
+)
+@options("timeout", "memory")
+def tests(patterns: tuple[str, ...], output: str, **given: Any) -> int:
+    """Write a unit test in PyTorch's own style for each known bug that the installed torch has.
+
+    ID is the id of a bug, or a glob. The tests need torch alone, and run under any torch:
+    python FILE -v. A test is expected to fail while its bug is there, an unexpected success is a
+    bug that is gone, and a skipped test cannot tell.
+
+    Exit codes: 0 the file was written; 2 no bug has such an id; 5 no test could be written.
+    """
+    chosen = resolve_options(given).options
+    with waiting("importing torch"):
+        import torch
+
+        from amp_fuzz.findings.known_tests import failing, methods
+        from amp_fuzz.findings.repro.unit_tests import Method, unit_tests
+        from amp_fuzz.upstream import BUGS
+
+    bugs = _named(BUGS, patterns)
+    board = Board()
+    row = board.row("bugs")
+    row.total = len(bugs)
+    found: list[Method] = []
+    for bug, made, why in methods(bugs, timeout=chosen.timeout, memory=chosen.memory):
+        board.add("bugs", 1)
+        found += made
+        said = plural(len(made), "test") if made else f"no test: {why}"
+        say(f"  {bug.id}: {said}{_left(board)}")
+    if not found:
+        say("no test could be written")
+        return Exit.NOTHING
+    doc = _TESTS.format(torch.__version__)
+    with waiting("running the tests"):
+        failed = failing(unit_tests(found, doc=doc))
+    for method in found:
+        if method.name not in failed:
+            say(f"  left out: {method.name} does not fail here as expected")
+    kept = [method for method in found if method.name in failed]
+    write_whole(Path(output), unit_tests(kept, doc=doc).encode())
+    say(f"wrote {output}: {plural(len(kept), 'test')}; run it: python {output} -v")
+    return Exit.OK if kept else Exit.NOTHING
+
+
+_TESTS = """\
+Bugs of autocast, and of compilers under autocast, that amp-fuzz found on torch {}.
+
+Written by `amp-fuzz known tests`. A test is expected to fail while its bug is there: an unexpected
+success is a bug that is gone, and a skipped test cannot tell.
+"""
+
+
 def _named(bugs: Mapping[str, Bug], patterns: Iterable[str]) -> list[Bug]:
     """Return the bugs of these ids or globs, all without any. Raises `Stopped` for an unknown."""
     patterns = list(patterns) or ["*"]

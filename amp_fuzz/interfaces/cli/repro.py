@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = ["code_of", "repro"]
 
-Form = Literal["script", "pytest", "issue"]
+Form = Literal["script", "pytest", "testcase", "issue"]
+
+_TESTS = ("pytest", "testcase")
 
 
 @click.command(short_help="Print a finding as a script, a test, or an issue.")
@@ -45,9 +47,10 @@ Form = Literal["script", "pytest", "issue"]
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["script", "pytest", "issue"]),
+    type=click.Choice(["script", "pytest", "testcase", "issue"]),
     default="script",
-    help="A script, a test for a suite, or the Markdown of an issue.  [default: script]",
+    help="A script, a test for a suite or for PyTorch's, or the Markdown of an issue.  "
+    "[default: script]",
 )
 @click.option("-o", "--output", metavar="FILE", help="Write to this file, not to stdout.")
 @click.option(
@@ -67,8 +70,9 @@ def repro(
 
     script: imports only torch. It exits with 1 if the divergence reproduces, with 0 if it does not,
     and with 125 if it cannot tell, as git bisect run expects.
-    pytest: a test that fails while the bug exists. issue: Markdown for GitHub with the title in the
-    first line. The case is judged again first.
+    pytest: a test that fails while the bug exists. testcase: one in PyTorch's own style, which is
+    expected to fail. issue: Markdown for GitHub with the title in the first line. The case is
+    judged again first.
 
     The script, or the test, then runs once in a new Python. If it does not reproduce the finding,
     stderr says so.
@@ -76,7 +80,7 @@ def repro(
     environ = dict(os.environ)  # as the reader's: backends may change ours
     chosen = resolve_options(given).options
     job = job_of(case, store_at(chosen.store), backend)
-    what = "test" if form == "pytest" else form
+    what = "test" if form in _TESTS else form
     with waiting(f"writing the {what}"):
         code, text = _issue(job, chosen) if form == "issue" else (code_of(job, chosen, form),) * 2
     text = clean_lines(text)
@@ -88,12 +92,13 @@ def repro(
     failed, ran = "", "script" if form == "issue" else what
     if runs:
         from amp_fuzz.findings.repro.trial import tried
+        from amp_fuzz.findings.repro.unit_tests import EXPECTED
 
         with waiting(f"running the {ran}"):
             ended = tried(
-                clean_lines(code),
+                clean_lines(code).replace(EXPECTED, ""),
                 environ,
-                test=form == "pytest",
+                test=form in _TESTS,
                 timeout=chosen.timeout,
                 memory=chosen.memory,
             )
@@ -151,7 +156,7 @@ def _found(job: Job, chosen: Options, form: Form) -> Found:
         if answer.outcome not in DIVERGING:
             raise Stopped(
                 f"{job.what}: agrees with the reference on {job.backend}: "
-                f"no {'test' if form == 'pytest' else form} to write"
+                f"no {'test' if form in _TESTS else form} to write"
             )
         finding = Divergence(
             cast("Kind", answer.kind), answer.where, answer.expected, answer.observed
@@ -176,8 +181,11 @@ def _backend(job: Job) -> Backend:
 def _written(job: Job, backend: Backend, finding: Found, form: Form) -> str:
     from amp_fuzz.findings.repro import script as core
     from amp_fuzz.findings.repro.as_test import pytest_form
+    from amp_fuzz.findings.repro.unit_tests import method_of, unit_tests
 
     try:
+        if form == "testcase":
+            return unit_tests([method_of(job.case, backend, finding)])
         write = pytest_form if form == "pytest" else core.repro
         return write(job.case, backend, finding)
     except core.ReproError as error:

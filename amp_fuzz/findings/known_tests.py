@@ -1,0 +1,105 @@
+"""Write known bugs as unit tests: the first example of each that shows it here."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from multiprocessing import connection
+from pathlib import Path
+
+from amp_fuzz.backends.base import facts_of
+from amp_fuzz.backends.harness import quiet
+from amp_fuzz.backends.registry import backends
+from amp_fuzz.findings.presence import preload, tell
+from amp_fuzz.findings.repro.parts import Found, ReproError
+from amp_fuzz.findings.repro.unit_tests import Method, method_of
+from amp_fuzz.findings.supervision.supervisor import Dead, talk
+from amp_fuzz.findings.supervision.worker import prepared
+from amp_fuzz.oracle import Divergence
+from amp_fuzz.upstream.bug import Bug, Example
+from amp_fuzz.upstream.explain import judge_of
+from amp_fuzz.upstream.registry import BUGS
+
+__all__ = ["failing", "methods"]
+
+
+def methods(
+    bugs: Iterable[Bug], *, timeout: float, memory: float
+) -> Iterator[tuple[Bug, list[Method], str]]:
+    """Yield each bug with its tests, or why it has none: one for each example that shows it here.
+
+    Each example runs in a process that may die.
+    """
+    bugs = tuple(bugs)
+    preload(bugs)
+    for bug in bugs:
+        found, why = [], bug.unshown or "it has no case"
+        for number, example in enumerate(bug.examples):
+            made = _apart(bug, number, example, timeout, memory)
+            if isinstance(made, Method):
+                found.append(made)
+            else:
+                why = made
+        yield bug, found, why
+
+
+def _apart(bug: Bug, number: int, example: Example, timeout: float, memory: float) -> Method | str:
+    """Return the test of an example, written by another process, or why there is none."""
+    if library := facts_of(backends()[example.backend]).library:
+        return f"it needs {library}"
+    made: Method | str
+    try:
+        (made,) = talk(timeout, _answer, bug.id, number, memory=memory)
+    except Dead as dead:
+        if dead.kind not in bug.kinds:
+            return str(dead)
+        made = _method(bug, number, Divergence(dead.kind, "", "an answer", str(dead)))
+    if isinstance(made, Method) and "from amp_fuzz" in "".join([made.body, *made.helpers]):
+        return "it needs amp-fuzz"
+    return made
+
+
+def _answer(pipe: connection.Connection, name: str, number: int) -> None:
+    prepared()
+    pipe.send(_made(BUGS[name], number))
+    pipe.send(None)
+
+
+def _made(bug: Bug, number: int) -> Method | str:
+    example = bug.examples[number]
+    seen = tell(bug, example)
+    if seen.state != "there":
+        return f"{seen.state} here{f': {seen.detail}' if seen.detail else ''}"
+    backend = backends()[example.backend]
+    with quiet():
+        found = judge_of(backend, (), relations="all").judge(example.case).divergence
+        leaks = backend.run([example.case])[0].leaked is not None
+    if found is None:
+        return "agrees at a second run"
+    return _method(bug, number, found, apart=leaks)
+
+
+def _method(bug: Bug, number: int, found: Found, *, apart: bool = False) -> Method | str:
+    example = bug.examples[number]
+    name = f"test_{bug.id.replace('-', '_')}{f'_{number + 1}' * bool(number)}"
+    note = [bug.what, *([bug.link] if bug.link else [])]
+    on = backends()[example.backend]
+    try:
+        return method_of(example.case, on, found, name=name, note=note, apart=apart)
+    except ReproError as error:
+        return str(error)
+
+
+def failing(text: str) -> set[str]:
+    """Run a module of tests in a new Python; return the names of those that fail as expected."""
+    with tempfile.TemporaryDirectory(prefix="amp-fuzz-") as folder:
+        path = Path(folder) / "test_findings.py"
+        path.write_text(text, encoding="utf-8")
+        command = [sys.executable, "-W", "ignore", str(path), "-v"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    parts = re.split(r"^(test_\w+) \(.*?\) \.\.\. ", done.stderr, flags=re.MULTILINE)[1:]
+    told = zip(parts[::2], parts[1::2], strict=True)
+    return {name for name, rest in told if "expected failure" in rest}
