@@ -4291,57 +4291,6 @@ class TestAutocastFindings(TestCase):
             self.skipTest(f"cannot tell: {observed[:300]}")
         self.assertTrue(right, observed[:300])
 
-    # a compiled program with an RNN layer of oneDNN raises an AssertionError that says nothing
-    # found by amp-fuzz 0.1.0, case 4a92b15477afea00 on compile[aot_eager]
-    # raise: def program(w0, w1, x2, x3, x4):
-    # expected: no error
-    # observed: AssertionError: expected all tensors_saved_with_vc_check to be Tensors, got types:
-    # [<class 'torch.Tensor'>, <class 'torch.Tensor'>, <class 'torch.Tensor'>, <class 'torch.Tensor'>,
-    # <class 'torch.Tensor'>, <class 'NoneType'>, <class 'torch.Tensor'>, <class 'torch.Tensor'>, <class
-    # 'torch.Tensor'>]
-    @still_there
-    @torch._functorch.config.patch(backward_pass_autocast='off')
-    def test_compile_saved_tensors_unnamed(self):
-        w0 = torch.tensor([[[1.0834756, 0.06734438, 0.62997806], [-0.68889236, 1.2536442, 1.2453364],
-            [0.68586236, -0.77002275, -1.0482143], [-0.35697645, -1.8396859, 0.41836172]], [[0.21278414,
-            0.8651299, 0.09223595], [-0.6320273, 0.5904331, -0.26436475], [0.15576534, -0.43522218,
-            -1.4885353], [0.26857018, 0.24407555, -0.5425911]], [[0.24669078, -1.853467, -1.4547207],
-            [1.7735549, 0.48727697, 0.48878348], [0.7571635, -2.3029397, -0.55451953], [-0.7946052,
-            -0.47688684, 0.7421534]], [[-0.73839927, -0.59401536, -1.3794029], [-0.41711488, -2.012058,
-            0.16891591], [-0.13586143, 0.15170056, 1.8998216], [-0.52273977, -1.1256169, 1.6286528]]],
-            dtype=torch.float32).requires_grad_()
-        w1 = torch.tensor([[-1.3599243, 1.2908258, 0.19747284], [0.6373696, 0.061102748, -0.9488974],
-            [-0.4561577, 0.034213044, 1.5561211], [-0.25012395, -0.9707402, -0.26732305], [1.1688613,
-            -1.2656207, -0.36667907], [0.35015061, 1.5385969, -0.92140806], [-1.1376201, 0.9494025,
-            -0.083146624], [-0.0786204, 0.48801824, 0.31171325]], dtype=torch.float32).requires_grad_()
-        x2 = torch.tensor([[0.56258786, -0.47700286], [-0.70506525, 0.21174617], [0.76440877, 1.4622712],
-            [1.975647, 0.41325966], [0.5410766, 0.6400273], [0.47624052, -1.2379626], [0.14812204,
-            -2.4164853], [-1.7823031, 1.6268547]], dtype=torch.float32)
-        x3 = torch.tensor([-1.8716203, -0.2859021, -0.20869401, -0.36869058, -0.7360292, 0.7717053,
-            -0.39390457, 0.40590256], dtype=torch.float32)
-        x4 = torch.tensor([[-1.1464994, -0.049048714], [0.47757834, -0.24298137], [1.0730422, -2.0724185],
-            [0.8983952, 0.275781]], dtype=torch.float32)
-
-        def program(w0, w1, x2, x3, x4):
-            v0, v1, v2, v3 = torch.ops.aten.mkldnn_rnn_layer.default(w0, w1, x2, x3, x3, x4, x4, False, [], 2, 2, 1, True, False, False, True)
-            return v0,
-
-        program = torch.compile(program, backend="aot_eager", dynamic=False)
-
-        observed = "no error"
-        try:
-            outputs = program(w0, w1, x2, x3, x4)
-            starts = trains(outputs)
-            cotangents = [cotangent(o) for o in starts]
-            if starts: torch.autograd.backward(starts, cotangents)
-        except Exception as error:
-            observed = " ".join(f"{type(error).__name__}: {error}".split())
-        right = observed == "no error"
-        wrong = observed.startswith("AssertionError:") and "expected all" in observed
-        if not right and not wrong:
-            self.skipTest(f"cannot tell: {observed[:300]}")
-        self.assertTrue(right, observed[:300])
-
     # the backward pass of an RNN layer in a compiled checkpoint raises: its workspace is None
     # found by amp-fuzz 0.1.0, case 610daf35889f5a09 on compile[aot_eager]
     # raise: if starts: torch.autograd.backward(starts, cotangents)

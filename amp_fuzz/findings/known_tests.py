@@ -76,19 +76,18 @@ def _made(bug: Bug, number: int) -> Method | str:
     backend = backends()[example.backend]
     with quiet():
         found = judge_of(backend, (), relations="all").judge(example.case).divergence
-        leaks = backend.run([example.case])[0].leaked is not None
     if found is None:
         return "agrees at a second run"
-    return _method(bug, number, found, apart=leaks)
+    return _method(bug, number, found)
 
 
-def _method(bug: Bug, number: int, found: Found, *, apart: bool = False) -> Method | str:
+def _method(bug: Bug, number: int, found: Found) -> Method | str:
     example = bug.examples[number]
     name = f"test_{bug.id.replace('-', '_')}{f'_{number + 1}' * bool(number)}"
     note = [bug.what, *([bug.link] if bug.link else [])]
     on = backends()[example.backend]
     try:
-        return method_of(example.case, on, found, name=name, note=note, apart=apart)
+        return method_of(example.case, on, found, name=name, note=note)
     except ReproError as error:
         return str(error)
 

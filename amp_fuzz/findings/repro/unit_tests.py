@@ -53,14 +53,11 @@ def method_of(
     *,
     name: str = "",
     note: Sequence[str] = (),
-    apart: bool = False,
     prefix: str = "",
 ) -> Method:
     """Return a finding as a test method.
 
-    note: lines of the comment above it. apart: whether it runs as a script in another process,
-    since it leaves something behind in its own. The other arguments and errors are those of
-    `repro`.
+    note: lines of the comment above it. The other arguments and errors are those of `repro`.
     """
     name = name or test_name(case, finding)
     parts = pieces(case, backend, finding)
@@ -73,7 +70,7 @@ def method_of(
         checked = "self.assertEqual(done.returncode, 0)"
         watching = watching.replace("assert done.returncode == 0", checked)
         return Method(name, head, (), (), watching, (script,), "", resets)
-    if apart or backend.device != "cpu":  # torch is told of a device that is missing
+    if backend.device != "cpu":  # torch is told of a device that is missing
         script = f"{constant} = r'''\n{repro(case, backend, finding, prefix=prefix)}'''\n"
         return Method(name, head, (), (), _APART.format(constant), (script,), "", resets)
     ahead, patches = configured(parts.configuration)
@@ -114,7 +111,7 @@ def unit_tests(methods: Sequence[Method], *, doc: str = "") -> str:
     tests = "class TestAutocastFindings(TestCase):\n" + "\n\n".join(texts)
     code = joined([_STILL_THERE * bool(doc), *shared, tests])
     standard, ours = imports(code)
-    unit = ["import unittest", *["import functools"] * bool(doc)]
+    unit = ["import unittest", *["import functools", "import multiprocessing"] * bool(doc)]
     ahead = (line for method in methods for line in method.imports)
     standard = _sorted([*standard.splitlines(), *unit])
     ours = _sorted([*ours.splitlines(), *ahead, _TESTING])
@@ -212,16 +209,36 @@ def tearDown(self):
 
 _STILL_THERE = '''\
 def still_there(test):
-    """Expect a test to fail; another error than a failed assertion cannot tell."""
+    """Expect a test to fail, in a process of its own: some bugs leave theirs broken.
+
+    Another error than a failed assertion cannot tell.
+    """
+
+    def told(self, pipe):
+        try:
+            test(self)
+            pipe.send(("", ""))
+        except unittest.SkipTest as skipped:
+            pipe.send(("skipped", str(skipped)))
+        except AssertionError as failed:
+            pipe.send(("failed", str(failed)))
+        except Exception as error:
+            pipe.send(("skipped", f"cannot tell: {type(error).__name__}: {error}"))
 
     @functools.wraps(test)
     def run(self):
+        ours, theirs = multiprocessing.Pipe()
+        child = multiprocessing.get_context("fork").Process(target=told, args=(self, theirs))
+        child.start()
+        theirs.close()
         try:
-            test(self)
-        except (AssertionError, unittest.SkipTest):
-            raise
-        except Exception as error:
-            self.skipTest(f"cannot tell: {type(error).__name__}: {error}")
+            ended, text = ours.recv()
+        except EOFError:
+            ended, text = "skipped", "cannot tell: its process died"
+        child.join()
+        if ended == "skipped":
+            self.skipTest(text)
+        self.assertEqual(ended, "", text)
 
     return unittest.expectedFailure(run)
 '''
