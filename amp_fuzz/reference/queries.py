@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +31,7 @@ _NAMES = (
 )
 # Private, and asked by torch.nn.RNNBase before it compares dtypes.
 _ANY = "_is_any_autocast_enabled"
+_DYNAMO = "torch._dynamo"
 
 
 # torch's own autocast asks for what it will restore. A checkpoint that is recomputed under the
@@ -77,6 +79,8 @@ class Queries:
             self._depth += 1
             if self._depth > 1:
                 return
+            if _DYNAMO not in sys.modules and self not in sys.meta_path:
+                sys.meta_path.insert(0, self)
             self._originals = {name: getattr(torch, name) for name in _NAMES}
             torch.is_autocast_enabled = self._is_enabled
             torch.get_autocast_dtype = self._get_dtype
@@ -102,11 +106,39 @@ class Queries:
         wrapped = {name: getattr(torch, name) for name in self._originals}
         for name, function in self._originals.items():
             setattr(torch, name, function)
+        wrapped_any = getattr(torch._C, _ANY, None)
+        if self._original_any is not None:
+            setattr(torch._C, _ANY, self._original_any)
         try:
             yield
         finally:
             for name, function in wrapped.items():
                 setattr(torch, name, function)
+            if self._original_any is not None:
+                setattr(torch._C, _ANY, wrapped_any)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: Any = None
+    ) -> ModuleSpec | None:
+        """Have dynamo imported with torch's own functions, since it keeps those that it meets.
+
+        The first checkpoint, optimizer or transform of a process imports it. A finder of modules
+        (`sys.meta_path`) is asked with these arguments.
+        """
+        if name != _DYNAMO:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            with self.suspended():
+                execute(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
 
     def _inside(self, *askers: Any) -> bool:
         """Return whether this thread is inside a reference context, and torch's own does not ask.
