@@ -20,7 +20,9 @@ from typing import Any
 
 import torch
 import torch._functorch.config
+import torch._inductor.compile_fx
 import torch._inductor.config
+import torch._inductor.lowering
 from torch import autocast
 from torch.amp import custom_bwd, custom_fwd
 from torch.func import grad, vmap

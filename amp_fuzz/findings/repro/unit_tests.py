@@ -112,7 +112,9 @@ def unit_tests(methods: Sequence[Method], *, doc: str = "") -> str:
     code = joined([_STILL_THERE * bool(doc), *shared, tests])
     standard, ours = imports(code)
     unit = ["import unittest", *["import functools", "import multiprocessing"] * bool(doc)]
-    ahead = (line for method in methods for line in method.imports)
+    ahead = [line for method in methods for line in method.imports]
+    if doc and any(method.resets for method in methods):
+        ahead += _COMPILERS  # once, and not in the process of each test
     standard = _sorted([*standard.splitlines(), *unit])
     ours = _sorted([*ours.splitlines(), *ahead, _TESTING])
     modules = "".join(dict.fromkeys(method.modules for method in methods))
@@ -196,6 +198,8 @@ self.assertEqual(done.returncode, 0, done.stdout)"""
 
 _OWNER = '# Owner(s): ["module: amp (automated mixed precision)"]'
 _TESTING = "from torch.testing._internal.common_utils import TestCase, run_tests"
+
+_COMPILERS = ("import torch._inductor.compile_fx", "import torch._inductor.lowering")
 
 _RESETTING = """\
 def setUp(self):
