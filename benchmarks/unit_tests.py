@@ -11,7 +11,6 @@ gone that is there, or there that is gone.
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -19,26 +18,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from amp_fuzz.findings.known_tests import bug_of, ended
 from benchmarks.common import Row, arguments, read, write
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "tests_for_pytorch" / "test_autocast_findings.py"
-STATES = {
-    "expected failure": "there",
-    "unexpected success": "gone",
-    "skipped": "cannot tell",
-    "ERROR": "cannot tell",
-}
-_TEST = re.compile(r"^test_(\w+?)(?:_\d+)? \(.*?\) \.\.\. ", re.MULTILINE)
 
 
-def ended(text: str) -> dict[str, list[str]]:
+def by_bug(printed: str) -> dict[str, list[str]]:
     """Return the states that the tests of each bug tell, from what unittest printed."""
     found: dict[str, list[str]] = {}
-    parts = _TEST.split(text.partition("\n======")[0])[1:]
-    for name, rest in zip(parts[::2], parts[1::2], strict=True):
-        state = next((state for word, state in STATES.items() if word in rest), "cannot tell")
-        found.setdefault(name.replace("_", "-"), []).append(state)
+    for name, state in ended(printed).items():
+        found.setdefault(bug_of(name), []).append(state)
     return found
 
 
@@ -58,7 +49,7 @@ def measured(environment: Path) -> tuple[str, Row]:
     done = subprocess.run(
         [*python, str(FILE), "-v"], cwd=folder, capture_output=True, text=True, check=False
     )
-    tests = ended(done.stderr)
+    tests = by_bug(done.stderr)
     counts = Counter(state for states in tests.values() for state in states)
     told = {name: state_of(states) for name, states in tests.items()}
     known = json.loads((ROOT / "benchmarks" / "known" / f"{torch}.json").read_text())["bugs"]

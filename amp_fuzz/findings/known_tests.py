@@ -1,4 +1,4 @@
-"""Write known bugs as unit tests: the first example of each that shows it here."""
+"""Write known bugs as unit tests: each example that shows one here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from amp_fuzz.backends.base import facts_of
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.backends.registry import backends
-from amp_fuzz.findings.presence import preload, tell
+from amp_fuzz.findings.presence import State, preload, tell
 from amp_fuzz.findings.repro.parts import Found, ReproError
 from amp_fuzz.findings.repro.unit_tests import Method, method_of
 from amp_fuzz.findings.supervision.supervisor import Dead, talk
@@ -23,7 +23,7 @@ from amp_fuzz.upstream.bug import Bug, Example
 from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.upstream.registry import BUGS
 
-__all__ = ["failing", "methods"]
+__all__ = ["bug_of", "ended", "failing", "methods"]
 
 
 def methods(
@@ -92,6 +92,12 @@ def _method(bug: Bug, number: int, found: Found) -> Method | str:
         return str(error)
 
 
+def bug_of(test: str) -> str:
+    """Return the id of the bug that a test is about; those of further examples have numbers."""
+    name = test.removeprefix("test_").replace("_", "-")
+    return name if name in BUGS else re.sub(r"-\d+$", "", name)
+
+
 def failing(text: str) -> set[str]:
     """Run a module of tests in a new Python; return the names of those that fail as expected."""
     with tempfile.TemporaryDirectory(prefix="amp-fuzz-") as folder:
@@ -99,6 +105,18 @@ def failing(text: str) -> set[str]:
         path.write_text(text, encoding="utf-8")
         command = [sys.executable, "-W", "ignore", str(path), "-v"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    parts = re.split(r"^(test_\w+) \(.*?\) \.\.\. ", done.stderr, flags=re.MULTILINE)[1:]
-    told = zip(parts[::2], parts[1::2], strict=True)
-    return {name for name, rest in told if "expected failure" in rest}
+    return {name for name, state in ended(done.stderr).items() if state == "there"}
+
+
+def ended(printed: str) -> dict[str, State]:
+    """Return what each test tells, by its name, from what unittest prints with ``-v``."""
+    parts = re.split(r"^(test_\w+) \(.*?\) \.\.\. ", printed.partition("\n======")[0], flags=re.M)[
+        1:
+    ]
+    return {name: _state(rest) for name, rest in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def _state(rest: str) -> State:
+    """Return what the words after the name of a test tell; a warning may stand before them."""
+    words: dict[str, State] = {"expected failure": "there", "unexpected success": "gone"}
+    return next((state for word, state in words.items() if word in rest), "cannot tell")

@@ -141,7 +141,7 @@ def test_what_one_leaves_behind_another_does_not_meet(run: Run) -> None:
 def test_a_script_in_a_test_gives_no_helper(run: Run) -> None:
     """Of a case that may kill its process, all is text."""
     first, second = method("crash", ""), method("grad-dtype", "w1.grad")
-    assert "\ndef trains(" in first.helpers[0]
+    assert "\ndef trains(" in first.helpers[1]
     ended = run(unit_tests([first, second], doc="Bugs."))
     assert "FAILED (unexpected successes=2)" in ended.printed, ended
 

@@ -17,7 +17,7 @@ from amp_fuzz.cases.settings import SETTINGS
 from amp_fuzz.findings.repro.parts import PAD, Found
 from amp_fuzz.findings.repro.script import TIMEOUT, Pieces, imports, joined, pieces
 
-__all__ = ["HELPERS", "configured", "pytest_form", "test_name", "watched"]
+__all__ = ["HELPERS", "configured", "constant", "program_of", "pytest_form", "test_name"]
 
 
 def pytest_form(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> str:
@@ -28,9 +28,9 @@ def pytest_form(case: Case, backend: Backend, finding: Found, *, prefix: str = "
     name = test_name(case, finding)
     parts = pieces(case, backend, finding)
     if finding.kind in ("crash", "timeout"):
-        lines, script = watched(parts, "SCRIPT", prefix)
-        test = f"def {name}():\n{textwrap.indent(lines, PAD)}"
-        return f"{parts.head}\nimport subprocess\nimport sys\n\n{script}\n\n{test}\n"
+        script = constant("SCRIPT", program_of(parts, prefix))
+        test = _WATCHED.format(name=name, timeout=TIMEOUT)
+        return f"{parts.head}\nimport subprocess\nimport sys\n\n{script}\n\n{test}"
     ahead, patches = configured(parts.configuration)
     helpers = [part for part in parts.body if part.startswith(HELPERS)]
     *body, last = [part for part in parts.body if part not in helpers]
@@ -101,16 +101,23 @@ def _imports(code: str, ahead: list[str]) -> str:
 # -- what kills its process -----------------------------------------------------------------------
 
 _WATCHED = """\
-done = subprocess.run([sys.executable, "-c", {constant}, "child"], timeout={timeout})
-assert done.returncode == 0"""
+def {name}(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run([sys.executable, str(script), "child"], timeout={timeout})
+    assert done.returncode == 0
+"""
 
 
-def watched(parts: Pieces, constant: str, prefix: str) -> tuple[str, str]:
-    """Return the body of a test that runs a program in another process, and the program."""
+def program_of(parts: Pieces, prefix: str) -> str:
+    """Return a script that runs a program, and compares nothing, if it is called with "child"."""
     *body, _ = parts.body  # without the part that starts the child
     code = joined([*parts.setup, parts.configuration, prefix, *parts.helpers, *body])
     standard, ours = imports(code)
-    script = f"{standard}\n\n{ours}{parts.modules}\n\n{code}\n".lstrip("\n")
-    script = script.replace("'''", r"''\x27")  # a string of the case must not end SCRIPT
-    test = _WATCHED.format(constant=constant, timeout=TIMEOUT)
-    return test, f"{constant} = r'''\n{script}'''\n"
+    return f"{standard}\n\n{ours}{parts.modules}\n\n{code}\n".lstrip("\n")
+
+
+def constant(name: str, script: str) -> str:
+    """Return the definition of a constant that holds a script."""
+    script = script.replace("'''", r"''\x27")  # a string of the case must not end it
+    return f"{name} = r'''\n{script}'''\n"

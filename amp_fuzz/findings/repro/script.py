@@ -39,6 +39,7 @@ from amp_fuzz.reference.shadow.mode import Promise
 
 __all__ = [
     "BITS",
+    "TIMEOUT",
     "TORCH_IMPORTS",
     "Pieces",
     "ReproError",
@@ -211,12 +212,16 @@ def joined(parts: list[str]) -> str:
 _STANDARD = (
     "contextlib",
     "ctypes",
+    "functools",
     "logging",
+    "multiprocessing",
     "os",
     "subprocess",
     "sys",
+    "tempfile",
     "threading",
     "traceback",
+    "unittest",
     "warnings",
 )
 _IMPORTS: Mapping[str, str] = {

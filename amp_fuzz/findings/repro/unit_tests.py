@@ -16,9 +16,17 @@ from dataclasses import dataclass
 from amp_fuzz.backends import Backend
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.settings import SETTINGS
-from amp_fuzz.findings.repro.as_test import HELPERS, configured, test_name, watched
+from amp_fuzz.findings.repro.as_test import HELPERS, configured, constant, program_of, test_name
 from amp_fuzz.findings.repro.parts import PAD, Found
-from amp_fuzz.findings.repro.script import TORCH_IMPORTS, brief, imports, joined, pieces, repro
+from amp_fuzz.findings.repro.script import (
+    TIMEOUT,
+    TORCH_IMPORTS,
+    brief,
+    imports,
+    joined,
+    pieces,
+    repro,
+)
 
 __all__ = ["EXPECTED", "Method", "method_of", "unit_tests"]
 
@@ -64,15 +72,13 @@ def method_of(
     above = (part for line in note for part in textwrap.wrap(line, 94, break_long_words=False))
     head = "\n".join([*(f"# {line}" for line in above), parts.head])
     resets = bool(parts.cleanup)
-    constant = f"SCRIPT_OF_{name.removeprefix('test_').upper()}"
+    script, run = f"SCRIPT_OF_{name.removeprefix('test_').upper()}", _RUN.format(timeout=TIMEOUT)
     if finding.kind in ("crash", "timeout"):
-        watching, script = watched(parts, constant, prefix)
-        checked = "self.assertEqual(done.returncode, 0)"
-        watching = watching.replace("assert done.returncode == 0", checked)
-        return Method(name, head, (), (), watching, (script,), "", resets)
+        held = constant(script, program_of(parts, prefix))
+        return Method(name, head, (), (), _DIES.format(script), (run, held), "", resets)
     if backend.device != "cpu":  # torch is told of a device that is missing
-        script = f"{constant} = r'''\n{repro(case, backend, finding, prefix=prefix)}'''\n"
-        return Method(name, head, (), (), _APART.format(constant), (script,), "", resets)
+        held = constant(script, repro(case, backend, finding, prefix=prefix))
+        return Method(name, head, (), (), _APART.format(script), (run, held), "", resets)
     ahead, patches = configured(parts.configuration)
     helpers = [part for part in parts.body if part.startswith(HELPERS)]
     *body, last = [part for part in parts.body if part not in helpers]
@@ -109,13 +115,12 @@ def unit_tests(methods: Sequence[Method], *, doc: str = "") -> str:
     if any(method.resets for method in methods):
         texts.insert(0, textwrap.indent(_RESETTING, PAD).rstrip())
     tests = "class TestAutocastFindings(TestCase):\n" + "\n\n".join(texts)
-    code = joined([_STILL_THERE * bool(doc), *shared, tests])
+    code = joined([(_STILL_THERE if doc else ""), *shared, tests])
     standard, ours = imports(code)
-    unit = ["import unittest", *["import functools", "import multiprocessing"] * bool(doc)]
     ahead = [line for method in methods for line in method.imports]
     if doc and any(method.resets for method in methods):
         ahead += _COMPILERS  # once, and not in the process of each test
-    standard = _sorted([*standard.splitlines(), *unit])
+    standard = _sorted(standard.splitlines())
     ours = _sorted([*ours.splitlines(), *ahead, _TESTING])
     modules = "".join(dict.fromkeys(method.modules for method in methods))
     top = f'{_OWNER}\n"""{doc}"""\n\n' if doc else f"{_OWNER}\n"
@@ -190,11 +195,30 @@ if not right and not wrong:
     self.skipTest(f"cannot tell: {observed[:300]}")
 self.assertTrue(right, observed[:300])"""
 
+_RUN = '''\
+def run_script(text, *arguments):
+    """Run a script in a new Python; return its exit code, None if it hangs, and what it printed."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "script.py")
+        with open(path, "w") as file:
+            file.write(text)
+        command = [sys.executable, path, *arguments]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout={timeout})
+        except subprocess.TimeoutExpired:
+            return None, "it hangs"
+    return done.returncode, done.stdout + done.stderr
+'''
+
+_DIES = """\
+code, printed = run_script({}, "child")
+self.assertEqual(code, 0, printed)"""
+
 _APART = """\
-done = subprocess.run([sys.executable, "-c", {}], capture_output=True, text=True)
-if done.returncode not in (0, 1):
-    self.skipTest(f"cannot tell: {{done.stderr.strip()[-300:]}}")
-self.assertEqual(done.returncode, 0, done.stdout)"""
+code, printed = run_script({})
+if code not in (0, 1):
+    self.skipTest(f"cannot tell: {{printed[-300:]}}")
+self.assertEqual(code, 0, printed)"""
 
 _OWNER = '# Owner(s): ["module: amp (automated mixed precision)"]'
 _TESTING = "from torch.testing._internal.common_utils import TestCase, run_tests"
@@ -235,11 +259,13 @@ def still_there(test):
         child = multiprocessing.get_context("fork").Process(target=told, args=(self, theirs))
         child.start()
         theirs.close()
+        ended, text = "skipped", "cannot tell: it hangs"
         try:
-            ended, text = ours.recv()
+            if ours.poll(600):
+                ended, text = ours.recv()
         except EOFError:
-            ended, text = "skipped", "cannot tell: its process died"
-        child.join()
+            text = "cannot tell: its process died"
+        child.kill()
         if ended == "skipped":
             self.skipTest(text)
         self.assertEqual(ended, "", text)
