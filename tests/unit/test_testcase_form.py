@@ -12,12 +12,14 @@ import pytest
 from amp_fuzz.backends import Backend, backends
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.case import Case
+from amp_fuzz.findings.known_tests import failing
 from amp_fuzz.findings.repro.parts import Found
+from amp_fuzz.findings.repro.script import TIMEOUT
 from amp_fuzz.findings.repro.unit_tests import Method, method_of, unit_tests
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.upstream import BUGS
 from amp_fuzz.upstream.explain import judge_of
-from tests.helpers import FAULT, Run, call, case, runner, x
+from tests.helpers import FAULT, Run, call, case, leading, runner, x
 
 # Runs the tests of a file.
 RUNNER = """
@@ -76,15 +78,18 @@ def method_of_bug(name: str) -> Method:
 
 @pytest.mark.parametrize(
     ("kind", "where", "body", "case_"),
-    [
-        ("raise", "v0 = torch.mm(x0, w1)", "raise ValueError('seeded')", MM),
-        ("dtype", "v0", "y = y.float()", MM),
-        ("grad-bitwise", "w1.grad", "y = y * 2", MM),
-        ("state", "after the case", "torch.autocast_increment_nesting()", MM),
-        ("relation", "second call: call1.v0", "y = y + len(calls)", planned(calls=2)),
-        ("nondeterminism", "v0", "y = y + len(calls)", MM),
-        pytest.param("crash", "", "import os; os.abort()", MM, marks=pytest.mark.thorough),
-    ],
+    leading(
+        [
+            ("raise", "v0 = torch.mm(x0, w1)", "raise ValueError('seeded')", MM),
+            ("dtype", "v0", "y = y.float()", MM),
+            ("grad-bitwise", "w1.grad", "y = y * 2", MM),
+            ("state", "after the case", "torch.autocast_increment_nesting()", MM),
+            ("relation", "second call: call1.v0", "y = y + len(calls)", planned(calls=2)),
+            ("nondeterminism", "v0", "y = y + len(calls)", MM),
+            ("crash", "", "import os; os.abort()", MM),
+        ],
+        2,
+    ),
 )
 def test_it_fails_as_expected_where_the_divergence_is(
     run: Run, kind: Any, where: str, body: str, case_: Case
@@ -127,6 +132,42 @@ def test_another_error_cannot_tell(run: Run) -> None:
     assert ended.code == 0
     assert "OK (skipped=2)" in ended.printed
     assert "cannot tell: AttributeError: module 'torch' has no attribute" in ended.printed
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [("import os; os.abort()", "its process died"), ("import time; time.sleep(60)", "it hangs")],
+)
+def test_no_answer_cannot_tell(run: Run, body: str, why: str) -> None:
+    fault = FAULT.format(body=body)
+    text = unit_tests([method("dtype", "v0", prefix=fault), method("raise", "v0")], doc="Bugs.")
+    ended = run(text.replace("ours.poll(600)", "ours.poll(2)"))
+    assert f"skipped 'cannot tell: {why}'" in ended.printed
+    assert "FAILED (skipped=1, unexpected successes=1)" in ended.printed
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_hang_is_a_failure_where_that_is_the_finding(run: Run, marked: bool) -> None:
+    fault = FAULT.format(body="import time; time.sleep(60)" if marked else "")
+    text = unit_tests([method("timeout", "", prefix=fault)])
+    ended = run(text.replace(f"timeout={TIMEOUT}", "timeout=10"))
+    assert ended.code == (not marked), ended
+
+
+@pytest.mark.thorough
+def test_a_name_of_torch_may_get_another_meaning(run: Run) -> None:
+    """FP8 regions have a checkpoint of their own, made of torch's."""
+    one = method_of_bug("scaled-mm-autocast")
+    assert "checkpoint = fp8_regions(" in one.body
+    assert "OK (expected failures=1)" in run(unit_tests([one], doc="Bugs.")).printed
+
+
+@pytest.mark.thorough
+def test_only_tests_that_fail_as_expected_are_kept() -> None:
+    there = method("dtype", "v0", prefix=FAULT.format(body="y = y.float()"))
+    gone = dataclasses.replace(method("dtype", "v0"), name="test_gone")
+    assert failing(unit_tests([there, gone], doc="Bugs.")) == {there.name}
 
 
 def test_what_one_leaves_behind_another_does_not_meet(run: Run) -> None:
