@@ -18,22 +18,23 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from amp_fuzz.findings.known_tests import bug_of, ended
+from amp_fuzz.findings.known_tests import bug_of, run
+from amp_fuzz.findings.presence import State
 from benchmarks.common import Row, arguments, read, write
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "tests_for_pytorch" / "test_autocast_findings.py"
 
 
-def by_bug(printed: str) -> dict[str, list[str]]:
-    """Return the states that the tests of each bug tell, from what unittest printed."""
-    found: dict[str, list[str]] = {}
-    for name, state in ended(printed).items():
+def by_bug(ended: dict[str, State]) -> dict[str, list[State]]:
+    """Return the states that the tests of each bug tell."""
+    found: dict[str, list[State]] = {}
+    for name, state in ended.items():
         found.setdefault(bug_of(name), []).append(state)
     return found
 
 
-def state_of(states: list[str]) -> str:
+def state_of(states: list[State]) -> State:
     """Return the state of a bug: it is gone if no test fails, and there if one does."""
     return "there" if "there" in states else "cannot tell" if "cannot tell" in states else "gone"
 
@@ -46,10 +47,7 @@ def measured(environment: Path) -> tuple[str, Row]:
     torch = torch.partition("+")[0]
     folder = environment.absolute() / "unit-tests"
     folder.mkdir(exist_ok=True)  # the compiler leaves files where it fails
-    done = subprocess.run(
-        [*python, str(FILE), "-v"], cwd=folder, capture_output=True, text=True, check=False
-    )
-    tests = by_bug(done.stderr)
+    tests = by_bug(run(python, FILE, folder))
     counts = Counter(state for states in tests.values() for state in states)
     told = {name: state_of(states) for name, states in tests.items()}
     known = json.loads((ROOT / "benchmarks" / "known" / f"{torch}.json").read_text())["bugs"]

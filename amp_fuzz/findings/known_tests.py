@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing import connection
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from amp_fuzz.upstream.bug import Bug, Example
 from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.upstream.registry import BUGS
 
-__all__ = ["bug_of", "ended", "failing", "methods"]
+__all__ = ["bug_of", "ended", "failing", "methods", "run"]
 
 
 def methods(
@@ -99,13 +100,28 @@ def bug_of(test: str) -> str:
 
 
 def failing(text: str) -> set[str]:
-    """Run a module of tests in a new Python; return the names of those that fail as expected."""
+    """Return the names of the tests of a module that fail as expected."""
     with tempfile.TemporaryDirectory(prefix="amp-fuzz-") as folder:
         path = Path(folder) / "test_findings.py"
         path.write_text(text, encoding="utf-8")
-        command = [sys.executable, "-W", "ignore", str(path), "-v"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    return {name for name, state in ended(done.stderr).items() if state == "there"}
+        states = run([sys.executable, "-W", "ignore"], path, Path(folder))
+    return {name for name, state in states.items() if state == "there"}
+
+
+def run(python: Sequence[str], path: Path, folder: Path) -> dict[str, State]:
+    """Run a module of tests in a folder; return what each tells, by its name.
+
+    Raises RuntimeError, with what it printed, if it ends before its last test.
+    """
+    # where CI is set, PyTorch's `run_tests` wants a package to write XML with
+    env = {name: value for name, value in os.environ.items() if name != "CI"}
+    command = [*python, str(path), "-v"]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    states = ended(done.stderr)
+    if not re.search(rf"^Ran {len(states)} tests? in ", done.stderr, re.MULTILINE):
+        code, printed = done.returncode, (done.stdout + done.stderr)[-2000:]
+        raise RuntimeError(f"the tests ended with exit code {code}:\n{printed}")
+    return states
 
 
 def ended(printed: str) -> dict[str, State]:

@@ -103,4 +103,4 @@ def test_a_finding_as_a_test(amp_fuzz: Command, tmp_path: Path) -> None:
 def test_an_unknown_form_is_refused(command: Command) -> None:
     done = command("repro", "x.json", "--format=html")
     assert done.code == 2
-    assert "'html' is not one of 'script', 'pytest', 'issue'" in done.error
+    assert "'html' is not one of 'script', 'pytest', 'testcase', 'issue'" in done.error
