@@ -35,7 +35,7 @@ from amp_fuzz.backends.export import DATA_DEPENDENT
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.backends.numerics import numerics
 from amp_fuzz.backends.reference import ReferenceRuntime, within
-from amp_fuzz.backends.reproducing import TorchRepros, opaque
+from amp_fuzz.backends.reproducing import TorchRepros, opaque, source_of
 from amp_fuzz.backends.source import program_source
 from amp_fuzz.backends.torch_base import TorchBackend, numbers, under
 from amp_fuzz.backends.torch_state import in_compiling_thread, in_thread_alike, torch_state
@@ -47,9 +47,11 @@ from amp_fuzz.cases.program import (
     Node,
     NoGrad,
     Region,
+    Uncompiled,
     regions,
     statements,
     transform,
+    unwrapped,
 )
 from amp_fuzz.patching import patched
 from amp_fuzz.reference import as_device, load_table
@@ -119,9 +121,9 @@ class CompileBackend(TorchRepros, TorchBackend):
         reentrant checkpoint is not (`torch.library.register_fake`, `register_autograd`). Torch
         caches a custom op by its name (pytorch#144344), so with caches there is none. A frozen
         program only infers, and calls no custom op: its weights would be the op's arguments. Nested
-        regions need AOTAutograd. If AOTAutograd is told nothing, each backward graph has the
-        autocast of its forward, and one backward pass of several graphs has several: it is left
-        out.
+        regions need AOTAutograd, and a graph without a break. A custom op's body is in no graph. If
+        AOTAutograd is told nothing, each backward graph has the autocast of its forward, and one
+        backward pass of several graphs has several: it is left out.
         """
         if (self.freezing or self.cached) and case.plan.entry in CUSTOM_OPS:
             case = case.with_plan(entry="context")
@@ -136,8 +138,11 @@ class CompileBackend(TorchRepros, TorchBackend):
             case = case.with_plan(reuse="graph")
         if self.freezing:
             case = case.with_plan(reuse="calls")
+        if case.plan.reuse == "region":
+            case = _whole(case)
         untold = not self.told or holds("<2.9")
-        if case.plan.later and case.plan.reuse == "calls" and untold:
+        several = case.plan.later and case.plan.reuse == "calls"
+        if untold and (several or _breaks_graphs(case)):
             case = case.with_plan(backward="none")
         return case.with_plan(transform="none")
 
@@ -175,6 +180,7 @@ class CompileBackend(TorchRepros, TorchBackend):
         torch._dynamo.reset()
         plan = self.configuring(case.plan)
         runtime = self.runtime(
+            uncompiled=torch.compiler.disable(prelude.uncompiled),
             driver=lambda names: self._driver(case, names),
             # The configuration of torch.compile is thread-local.
             follow=lambda function: partial(self.configured, plan, function),
@@ -374,11 +380,15 @@ class CompileBackend(TorchRepros, TorchBackend):
 
     def source(self, case: Case) -> str:
         """Return the source of the program and of its compilation, for a repro."""
+        text = program_source(case.program).rstrip()
+        if _breaks_graphs(case):
+            helper = f"@torch.compiler.disable\n{source_of(prelude.uncompiled)}"
+            text = f"{helper}\n\n\n{text}"
         if case.plan.reuse != "calls":
-            return program_source(case.program)
+            return f"{text}\n"
         again = "plain = program\n" if case.plan.entry in ("decorator", *CUSTOM_OPS) else ""
         compiled = f"program = {self.expression('program', case)}"
-        return f"{program_source(case.program).rstrip()}\n\n\n{again}{compiled}\n"
+        return f"{text}\n\n\n{again}{compiled}\n"
 
     def driver(self, text: str, case: Case) -> str:
         """Return the source of the driver, for a repro.
@@ -466,7 +476,16 @@ def _opaque(case: Case) -> Case:
     """Return a case whose program can be the body of a custom op in a graph, or is none."""
     if any(s.op in DATA_DEPENDENT for s in statements(case.program.body)):
         return case.with_plan(entry="context")
-    return case.with_program(body=transform(case.program.body, region=_unreentrant))
+    return _whole(case.with_program(body=transform(case.program.body, region=_unreentrant)))
+
+
+def _whole(case: Case) -> Case:
+    """Return a case without what breaks a graph."""
+    return case.with_program(body=unwrapped(case.program.body, (Uncompiled,)))
+
+
+def _breaks_graphs(case: Case) -> bool:
+    return any(isinstance(context, Uncompiled) for context in regions(case.program.body))
 
 
 def _unreentrant(node: Region, body: tuple[Node, ...]) -> tuple[Region]:

@@ -100,7 +100,8 @@ class Runtime:
     of the one that it is given. follow: called in the thread that starts another, returns a
     function as that thread has to run it: modes and rules are thread-local. place: moves a CPU
     input to where the program works; by default it is copied to `device`. autocast_dtype: a
-    context that sets the dtype of contexts that name none.
+    context that sets the dtype of contexts that name none. uncompiled: calls a function that a
+    compiler leaves to eager.
     """
 
     device: str
@@ -120,6 +121,7 @@ class Runtime:
     custom_op: Callable[..., Any] = custom_op
     place: Callable[[torch.Tensor], torch.Tensor] | None = None
     autocast_dtype: Callable[..., AbstractContextManager[Any]] = prelude.autocast_dtype
+    uncompiled: Callable[..., Any] = prelude.uncompiled
     fp8: Callable[[Callable[..., Any]], Mapping[str, Any]] = _without_fp8
 
     def thread(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -141,6 +143,7 @@ class Runtime:
             "custom_op": self.custom_op,
             "Interrupted": prelude.Interrupted,
             "autocast_dtype": self.autocast_dtype,
+            "uncompiled": self.uncompiled,
             "graph": _itself,
             "region": _itself,
             "as_custom_op": prelude.as_custom_op,

@@ -57,6 +57,11 @@ def nudge(weights):  # type: ignore[no-untyped-def]
             weight.mul_(0.5)
 
 
+def uncompiled(function, *args):  # type: ignore[no-untyped-def]
+    """Call a function; for a compiler, with the decorator ``torch.compiler.disable``."""
+    return function(*args)
+
+
 @contextmanager
 def autocast_dtype(device, dtype):  # type: ignore[no-untyped-def]
     """Let contexts that name no dtype take this one."""

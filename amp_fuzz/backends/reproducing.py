@@ -14,7 +14,7 @@ import torch
 
 from amp_fuzz.backends.source import program_source
 from amp_fuzz.cases.case import Case
-from amp_fuzz.cases.program import TensorSpec
+from amp_fuzz.cases.program import TensorSpec, Uncompiled, unwrapped
 
 __all__ = ["TorchRepros", "opaque", "source_of"]
 
@@ -39,8 +39,9 @@ class TorchRepros:
         return ""
 
     def source(self, case: Case) -> str:
-        """Return the program."""
-        return program_source(case.program)
+        """Return the program. What compilers leave to eager is a part of it like any other."""
+        body = unwrapped(case.program.body, (Uncompiled,))
+        return program_source(case.with_program(body=body).program)
 
     def driver(self, text: str, case: Case) -> str:
         """Return the driver unchanged, but for what only a compiler is given."""

@@ -29,6 +29,7 @@ from amp_fuzz.cases.program import (
     Region,
     Statement,
     TensorSpec,
+    Uncompiled,
     fp8_words,
     statements,
     uses,
@@ -153,7 +154,7 @@ def _optional(statement: Statement) -> list[str]:
 
 
 class _Body:
-    """Writes the body of one program; numbers its statements and its checkpointed blocks."""
+    """Writes the body of one program; numbers its statements and the blocks that are functions."""
 
     def __init__(self, marks: bool) -> None:
         self.marks, self.statements, self.blocks = marks, 0, 0
@@ -169,14 +170,17 @@ class _Body:
                 lines.append(pad + statement_source(node))
                 lines += (f"{pad}assert {name} is not None" for name in _optional(node))
             elif isinstance(node.context, Checkpoint):
-                lines += self.checkpoint(node, node.context, depth)
+                how = f", use_reentrant={node.context.use_reentrant}"
+                lines += self.called(node, "checkpoint", how, depth)
+            elif isinstance(node.context, Uncompiled):
+                lines += self.called(node, "uncompiled", "", depth)
             else:
                 lines.append(f"{pad}with {_context(node.context)}:")
                 lines += self.lines(node.body, depth + 1)
         return lines
 
-    def checkpoint(self, region: Region, context: Checkpoint, depth: int) -> list[str]:
-        """Write a checkpointed body as a function that takes what it reads and returns its values.
+    def called(self, region: Region, by: str, how: str, depth: int) -> list[str]:
+        """Write a body as a function of what it reads that returns its values, and who calls it.
 
         Arguments must be passed, not closed over: reentrant checkpoints give gradients only to
         arguments.
@@ -193,7 +197,7 @@ class _Body:
         lines += self.lines(region.body, depth + 1)
         lines.append(f"{pad}{_INDENT}return {_tuple(made)}")
         args = "".join(f", {n}" for n in read)
-        call = f"checkpoint({name}{args}, use_reentrant={context.use_reentrant})"
+        call = f"{by}({name}{args}{how})"
         return [*lines, f"{pad}{_tuple(made)} = {call}"]
 
 

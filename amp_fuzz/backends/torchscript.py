@@ -45,6 +45,7 @@ from amp_fuzz.cases.program import (
     Checkpoint,
     InferenceMode,
     NoGrad,
+    Uncompiled,
     statements,
     unwrapped,
 )
@@ -482,8 +483,8 @@ def opaque_source(case: Case) -> str:
 
 
 _UNSAYABLE: Mapping[Mode, tuple[type, ...]] = {
-    "script": (Checkpoint, InferenceMode),
-    "trace": (NoGrad, InferenceMode, Checkpoint),
+    "script": (Checkpoint, InferenceMode, Uncompiled),
+    "trace": (NoGrad, InferenceMode, Checkpoint, Uncompiled),
 }
 
 

@@ -35,6 +35,7 @@ __all__ = [
     "Region",
     "Statement",
     "TensorSpec",
+    "Uncompiled",
     "refs",
     "regions",
     "returning_all",
@@ -169,6 +170,13 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint", forbid_unknown_f
     use_reentrant: bool = False
 
 
+class Uncompiled(msgspec.Struct, frozen=True, tag="uncompiled", forbid_unknown_fields=True):
+    """``torch.compiler.disable`` over the region's body, which becomes a function.
+
+    A compiler breaks its graph there: once before the body, once after it.
+    """
+
+
 FP8Recipe: TypeAlias = Literal[
     "tensorwise", "rowwise", "current", "delayed", "blockwise", "mxfp8", "nvfp4"
 ]
@@ -190,7 +198,7 @@ class FP8(msgspec.Struct, frozen=True, tag="fp8", forbid_unknown_fields=True):
     margin: int = 0
 
 
-Context: TypeAlias = Autocast | NoGrad | InferenceMode | Checkpoint | FP8
+Context: TypeAlias = Autocast | NoGrad | InferenceMode | Checkpoint | FP8 | Uncompiled
 
 
 class AutocastDType(msgspec.Struct, frozen=True, tag="autocast_dtype", forbid_unknown_fields=True):

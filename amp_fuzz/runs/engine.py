@@ -611,6 +611,7 @@ def draw(task: Task, settings: Settings, *, aims: Aims | None = None) -> Iterato
         again = 0
     elif facts_of(backend).compiles:
         again = 3
+    breaks = 6 if facts_of(backend).compiles else 0  # one in so many breaks a compiler's graph
 
     def drawn(focus: Sequence[Op], *which: object) -> Case:
         return draw_case(
@@ -628,6 +629,7 @@ def draw(task: Task, settings: Settings, *, aims: Aims | None = None) -> Iterato
             recipes=recipes_of(backend),
             caches=caches(backend),
             again=again,
+            breaks=breaks,
         )
 
     count = 0

@@ -28,6 +28,7 @@ from amp_fuzz.cases.program import (
     Program,
     Region,
     Statement,
+    Uncompiled,
     regions,
     returning_all,
     returning_last,
@@ -489,6 +490,7 @@ def draw_case(
     recipes: Sequence[FP8] = (),
     caches: bool = False,
     again: int = 8,
+    breaks: int = 0,
 ) -> Case:
     """Draw a case for a device type.
 
@@ -498,7 +500,7 @@ def draw_case(
     have any; 0: none does. All of these are drawn last, so that everything else stays the same.
     recipes: the FP8 regions that programs may have. caches: whether FP8 layers may keep their
     quantised weights. again: of so many cases, one calls its program again under other contexts;
-    0: none does.
+    0: none does. breaks: of so many cases, one has a part that compilers leave to eager; 0: none.
     """
     plan = draw_plan(source, device, trains=trains)
     if plan.transform != "none" and ops is not None and not _transformable(ops):
@@ -523,7 +525,20 @@ def draw_case(
     if mixed and integer(source, mixed) == mixed - 1:
         plan, program = with_cpu_tensors(source, case.plan, case.program, values)
         case = msgspec.structs.replace(case, plan=plan, program=program)
+    if breaks and integer(source, breaks) == breaks - 1:
+        case = case.with_program(body=_broken(source, case.program.body))
     return case
+
+
+def _broken(source: Bytes, body: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Return a body with some nodes that compilers leave to eager, mostly inside a region."""
+    inner = [(i, node) for i, node in enumerate(body) if isinstance(node, Region)]
+    where, start, count = digits(source, len(inner) * 4 + 1, len(body), len(body))
+    if where:
+        i, node = inner[(where - 1) // 4]
+        return (*body[:i], Region(node.context, _broken(source, node.body)), *body[i + 1 :])
+    end = start + 1 + count % (len(body) - start)
+    return (*body[:start], Region(Uncompiled(), body[start:end]), *body[end:])
 
 
 Low: TypeAlias = Literal["bfloat16", "float16"]
@@ -539,8 +554,8 @@ def _lowered(ops: Sequence[Op] | None, device: str) -> list[Op]:
 def _again(source: Bytes, case: Case, device: str) -> Case:
     """Return the case with one or two later calls in place of other ingredients."""
     plan, body = case.plan, case.program.body
-    kind, which, more = digits(source, 4, _CALLS + 1, 3)
-    sets = which == _CALLS
+    kind, which, more = digits(source, 4, _CALLS + 2, 3)
+    sets = which >= _CALLS
     if sets:  # the default dtype, for contexts of the program that name none
         plan = msgspec.structs.replace(plan, contexts=())
         other: Low = "bfloat16" if _table(device).default_dtype == "float16" else "float16"

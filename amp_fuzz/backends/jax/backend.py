@@ -36,6 +36,7 @@ from amp_fuzz.cases.program import (
     Node,
     NoGrad,
     Region,
+    Uncompiled,
     transform,
     unwrapped,
 )
@@ -161,7 +162,7 @@ def _plain(body: tuple[Node, ...]) -> tuple[Node, ...]:
         inference = isinstance(node.context, InferenceMode)
         return (Region(NoGrad() if inference else node.context, inner),)
 
-    return transform(unwrapped(body, (Checkpoint,)), region=plain)
+    return transform(unwrapped(body, (Checkpoint, Uncompiled)), region=plain)
 
 
 class Program:
