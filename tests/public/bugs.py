@@ -298,6 +298,14 @@ def apart(verdict: Verdict) -> bool:
     return known(verdict, "custom-fwd-setup-context")
 
 
+def foreign_half(verdict: Verdict) -> bool:
+    return known(verdict, "promote-foreign-half") and saw(verdict, "raise")
+
+
+def bias_not_asked(verdict: Verdict) -> bool:
+    return known(verdict, "promote-skips-optional") and op_of(verdict) == "bilinear"
+
+
 # -- the list --------------------------------------------------------------------------------------
 
 
@@ -317,6 +325,13 @@ ISLAND = under(OFF, MM)
 CONSTANT = "RuntimeError: Cannot insert a Tensor that requires grad as a constant"
 NORMED = [x("x0", 3, 4), x("w1", 5, 4), x("w2", 5)]
 NORM = (call("linear", "x0", "w1"), call("layer_norm", "v0", [5], "w2", to="v1"))
+TWO_HALVES = [x("x0", 2, 3, dtype="bfloat16"), x("x1", 2, 3, dtype="float16")]
+ARGUMENTS = ("x0", "x1", "x2", "x3")
+BILINEAR = [
+    x("x0", 2, 3, dtype="bfloat16"),
+    x("x1", 2, 4, dtype="bfloat16"),
+    x("x2", 5, 3, 4, dtype="bfloat16"),
+]
 HALVES = [x("x0", 4, 64, dtype="bfloat16")]
 MASK = (
     call("mul", "x0", 0.3),
@@ -517,5 +532,26 @@ BUGS = (
         apart,
         case(INPUTS, MM, entry="setup_context"),
         (case(INPUTS, MM, entry="custom_fwd"),),
+    ),
+    Bug(
+        "pytorch#132715",
+        "an op that promotes raises for the other 16-bit dtype",
+        "eager-cpu",
+        "raise",
+        foreign_half,
+        case(TWO_HALVES, call("cat", ["x0", "x1"], 0)),
+        (case([x("x0", 2, 3, dtype="bfloat16"), x("x1", 2, 3)], call("cat", ["x0", "x1"], 0)),),
+    ),
+    Bug(
+        "pytorch#191125",
+        "bilinear's bias is not asked, and is cast to what the other arguments decide",
+        "fake-cuda",
+        "dtype",
+        bias_not_asked,
+        case([*BILINEAR, x("x3", 5)], call("bilinear", *ARGUMENTS)),
+        (
+            case([*BILINEAR, x("x3", 5, dtype="bfloat16")], call("bilinear", *ARGUMENTS)),
+            case([x("x0", 2, 3), *BILINEAR[1:], x("x3", 5)], call("bilinear", *ARGUMENTS)),
+        ),
     ),
 )
