@@ -264,6 +264,7 @@ class CompileBackend(TorchRepros, TorchBackend):
             promise=f"[`torch.compile`]({link}): a compiled program computes what eager computes.",
             compiles=True,
             reenters=True,
+            cached=self.cached,
             scripts=not self.cached,
             imports=_IMPORTS.get(self.rung, _AOT),
         )
@@ -559,26 +560,28 @@ def another_state(
 ) -> tuple[Callable[[], AbstractContextManager[Any]], Case]:
     """Return a case under another state, and a context that is around all of it.
 
-    The seed chooses: another dtype of the innermost context, autocast turned off or on, another
-    default dtype, no gradients. So the program without autocast meets the
-    same other state, and autocast has no part in a cache that is wrong there too. Without a context
-    there is none to change.
+    The seed chooses: another dtype of the innermost context, autocast turned off or on; another
+    default dtype, if a context names none; no gradients, if there are any. So the program without
+    autocast meets the same other state, and autocast has no part in a cache that is wrong there
+    too. Without a context there is none to change.
     """
     *outer, inner = case.plan.contexts or (None,)
     half = "float16" if inner is None or inner.dtype != "float16" else "bfloat16"
 
     def changed(**fields: Any) -> Case:
-        if inner is None:
-            return case
+        assert inner is not None
         return case.with_plan(contexts=(*outer, msgspec.structs.replace(inner, **fields)))
 
-    states: list[tuple[Callable[[], AbstractContextManager[Any]], Case]] = [
-        (nullcontext, changed(dtype=half)),
-        (nullcontext, changed(enabled=inner is None or not inner.enabled)),
-        (partial(prelude.autocast_dtype, device, getattr(torch, half)), case),
-        (torch.no_grad, inferring(case)),
-    ]
-    return states[case.seed % len(states)]
+    states: list[tuple[Callable[[], AbstractContextManager[Any]], Case]] = []
+    if inner is not None:
+        states.append((nullcontext, changed(dtype=half)))
+        states.append((nullcontext, changed(enabled=not inner.enabled)))
+    contexts = (*case.plan.contexts, *regions(case.program.body))
+    if any(isinstance(context, Autocast) and context.dtype is None for context in contexts):
+        states.append((partial(prelude.autocast_dtype, device, getattr(torch, half)), case))
+    if any(spec.requires_grad for spec in case.program.inputs):
+        states.append((torch.no_grad, inferring(case)))
+    return states[case.seed % len(states)] if states else (nullcontext, case)
 
 
 def _backward_context(plan: Plan, device: str) -> Any:

@@ -630,6 +630,7 @@ def draw(task: Task, settings: Settings, *, aims: Aims | None = None) -> Iterato
             caches=caches(backend),
             again=again,
             breaks=breaks,
+            lowers=facts_of(backend).cached,
         )
 
     count = 0

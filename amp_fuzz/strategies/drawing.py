@@ -491,6 +491,7 @@ def draw_case(
     caches: bool = False,
     again: int = 8,
     breaks: int = 0,
+    lowers: bool = False,
 ) -> Case:
     """Draw a case for a device type.
 
@@ -501,12 +502,15 @@ def draw_case(
     recipes: the FP8 regions that programs may have. caches: whether FP8 layers may keep their
     quantised weights. again: of so many cases, one calls its program again under other contexts;
     0: none does. breaks: of so many cases, one has a part that compilers leave to eager; 0: none.
+    lowers: whether three programs of four have an op that autocast runs in 16 bits.
     """
     plan = draw_plan(source, device, trains=trains)
     if plan.transform != "none" and ops is not None and not _transformable(ops):
         plan = msgspec.structs.replace(plan, transform="none")
     if caches or any(context.recipe == "delayed" for context in recipes):
         plan = _several(source, plan)
+    if lowers and not focus and integer(source, 4):
+        focus = _lowered(ops, device)
     program, values = _drawn(
         source, device, plan, ops, focus, form, statements, fused, recipes, caches
     )

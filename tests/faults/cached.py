@@ -103,9 +103,9 @@ CACHED: dict[str, tuple[Patches, Case]] = {
     "autocast-enabled": (_recorded("autocast_state", {}), _seeded(case(_INPUTS, _mm), 1)),
     "default-dtype": (
         _contexts_cached,
-        _seeded(case(_INPUTS, under(Autocast(), _mm), contexts=()), 2),
+        _seeded(case(_INPUTS, under(Autocast(), _mm), contexts=()), 0),
     ),
-    "grad-mode": (_recorded("grad_enabled", True), _seeded(case(_INPUTS, _mm), 3)),
+    "grad-mode": (_recorded("grad_enabled", True), _seeded(case(_INPUTS, _mm), 2)),
     "graph-dtypes": (_without_dtypes, _seeded(case(_INPUTS, _mm), 0)),
 }
 """By what is missing in a key. Autocast has no part in the fault of the grad mode."""
