@@ -39,19 +39,18 @@ from amp_fuzz.backends.reproducing import TorchRepros, opaque, source_of
 from amp_fuzz.backends.source import program_source
 from amp_fuzz.backends.torch_base import TorchBackend, numbers, under
 from amp_fuzz.backends.torch_state import in_compiling_thread, in_thread_alike, torch_state
-from amp_fuzz.cases.case import CUSTOM_OPS, Case, Plan, inferring
+from amp_fuzz.cases.case import CUSTOM_OPS, Case, Plan, breaks_graphs, inferring, opened, unbroken
 from amp_fuzz.cases.program import (
     Autocast,
+    AutocastDType,
     Checkpoint,
     InferenceMode,
     Node,
     NoGrad,
     Region,
-    Uncompiled,
     regions,
     statements,
     transform,
-    unwrapped,
 )
 from amp_fuzz.patching import patched
 from amp_fuzz.reference import as_device, load_table
@@ -121,9 +120,11 @@ class CompileBackend(TorchRepros, TorchBackend):
         reentrant checkpoint is not (`torch.library.register_fake`, `register_autograd`). Torch
         caches a custom op by its name (pytorch#144344), so with caches there is none. A frozen
         program only infers, and calls no custom op: its weights would be the op's arguments. Nested
-        regions need AOTAutograd, and a graph without a break. A custom op's body is in no graph. If
-        AOTAutograd is told nothing, each backward graph has the autocast of its forward, and one
-        backward pass of several graphs has several: it is left out.
+        regions need AOTAutograd, and a graph without a break. A custom op's body is in no graph. A
+        context keeps the first default dtype (compile-default-dtype) in a graph, but not after it:
+        such a program has no break. If AOTAutograd is told nothing, each backward graph has the
+        autocast of its forward, and one backward pass of several graphs has several: it is left
+        out.
         """
         if (self.freezing or self.cached) and case.plan.entry in CUSTOM_OPS:
             case = case.with_plan(entry="context")
@@ -138,12 +139,12 @@ class CompileBackend(TorchRepros, TorchBackend):
             case = case.with_plan(reuse="graph")
         if self.freezing:
             case = case.with_plan(reuse="calls")
-        if case.plan.reuse == "region":
-            case = _whole(case)
-        untold = not self.told or holds("<2.9")
+        if case.plan.reuse == "region" or _changes_default(case.plan):
+            case = unbroken(case)
+        untold = self.rung != "eager" and (not self.told or holds("<2.9"))
         several = case.plan.later and case.plan.reuse == "calls"
-        if untold and (several or _breaks_graphs(case)):
-            case = case.with_plan(backward="none")
+        if untold and (several or breaks_graphs(case)):
+            case = inferring(case)
         return case.with_plan(transform="none")
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
@@ -382,7 +383,7 @@ class CompileBackend(TorchRepros, TorchBackend):
     def source(self, case: Case) -> str:
         """Return the source of the program and of its compilation, for a repro."""
         text = program_source(case.program).rstrip()
-        if _breaks_graphs(case):
+        if breaks_graphs(case):
             helper = f"@torch.compiler.disable\n{source_of(prelude.uncompiled)}"
             text = f"{helper}\n\n\n{text}"
         if case.plan.reuse != "calls":
@@ -477,16 +478,11 @@ def _opaque(case: Case) -> Case:
     """Return a case whose program can be the body of a custom op in a graph, or is none."""
     if any(s.op in DATA_DEPENDENT for s in statements(case.program.body)):
         return case.with_plan(entry="context")
-    return _whole(case.with_program(body=transform(case.program.body, region=_unreentrant)))
+    return unbroken(case.with_program(body=transform(case.program.body, region=_unreentrant)))
 
 
-def _whole(case: Case) -> Case:
-    """Return a case without what breaks a graph."""
-    return case.with_program(body=unwrapped(case.program.body, (Uncompiled,)))
-
-
-def _breaks_graphs(case: Case) -> bool:
-    return any(isinstance(context, Uncompiled) for context in regions(case.program.body))
+def _changes_default(plan: Plan) -> bool:
+    return any(isinstance(context, AutocastDType) for call in plan.later for context in call)
 
 
 def _unreentrant(node: Region, body: tuple[Node, ...]) -> tuple[Region]:
@@ -560,28 +556,42 @@ def another_state(
 ) -> tuple[Callable[[], AbstractContextManager[Any]], Case]:
     """Return a case under another state, and a context that is around all of it.
 
-    The seed chooses: another dtype of the innermost context, autocast turned off or on; another
-    default dtype, if a context names none; no gradients, if there are any. So the program without
-    autocast meets the same other state, and autocast has no part in a cache that is wrong there
-    too. Without a context there is none to change.
+    Four states: another dtype of the innermost context, autocast turned off or on, another default
+    dtype, no gradients. The seed chooses the first, and one that the program does not have is
+    passed over. A program that has none of them is the same. So the program without autocast meets
+    the same other state, and autocast has no part in a cache that is wrong there too.
     """
     *outer, inner = case.plan.contexts or (None,)
     half = "float16" if inner is None or inner.dtype != "float16" else "bfloat16"
+    default = torch.get_autocast_dtype(device)
+    other = torch.bfloat16 if default is torch.float16 else torch.float16
 
-    def changed(**fields: Any) -> Case:
-        assert inner is not None
-        return case.with_plan(contexts=(*outer, msgspec.structs.replace(inner, **fields)))
+    def changed(**fields: Any) -> Callable[[], Case]:
+        if inner is None:
+            return lambda: case
+        innermost = msgspec.structs.replace(inner, **fields)
+        return lambda: case.with_plan(contexts=(*outer, innermost))
 
-    states: list[tuple[Callable[[], AbstractContextManager[Any]], Case]] = []
-    if inner is not None:
-        states.append((nullcontext, changed(dtype=half)))
-        states.append((nullcontext, changed(enabled=not inner.enabled)))
-    contexts = (*case.plan.contexts, *regions(case.program.body))
-    if any(isinstance(context, Autocast) and context.dtype is None for context in contexts):
-        states.append((partial(prelude.autocast_dtype, device, getattr(torch, half)), case))
-    if any(spec.requires_grad for spec in case.program.inputs):
-        states.append((torch.no_grad, inferring(case)))
-    return states[case.seed % len(states)] if states else (nullcontext, case)
+    states: list[tuple[bool, Callable[[], AbstractContextManager[Any]], Callable[[], Case]]] = [
+        (inner is not None, nullcontext, changed(dtype=half)),
+        (inner is not None, nullcontext, changed(enabled=inner is not None and not inner.enabled)),
+        (_asks_default(case, device), lambda: prelude.autocast_dtype(device, other), lambda: case),
+        (bool(numbers(case, "weight")), torch.no_grad, lambda: inferring(case)),
+    ]
+    first = case.seed % len(states)
+    for has, state, made in states[first:] + states[:first]:
+        if has:
+            return state, made()
+    return nullcontext, case
+
+
+def _asks_default(case: Case, device: str) -> bool:
+    """Return whether an autocast context takes the default dtype of a device."""
+    return any(
+        context.enabled and context.dtype is None and not inherits
+        for context, inherits in opened(case, device)
+        if context.device in (None, device)
+    )
 
 
 def _backward_context(plan: Plan, device: str) -> Any:

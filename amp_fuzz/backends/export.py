@@ -25,7 +25,7 @@ from amp_fuzz.backends.reproducing import TorchRepros, opaque
 from amp_fuzz.backends.source import program_source
 from amp_fuzz.backends.torch_base import TorchBackend, numbers
 from amp_fuzz.backends.torch_state import in_compiling_thread, in_thread_alike
-from amp_fuzz.cases.case import Case, Plan, inferring
+from amp_fuzz.cases.case import Case, Plan, inferring, unbroken
 
 __all__ = ["DATA_DEPENDENT", "ExportBackend", "backends"]
 
@@ -72,7 +72,7 @@ class ExportBackend(TorchRepros, TorchBackend):
         if case.plan.entry == "cast_inputs":
             case = case.with_plan(interrupted=False)
         case = case.with_plan(first_pass="none", transform="none", thread="none")
-        return case.with_plan(later=(), reuse="calls")
+        return unbroken(case.with_plan(later=(), reuse="calls"))
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
         """Run cases one by one, each in a separate thread: a failed export leaves modes behind."""

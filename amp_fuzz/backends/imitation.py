@@ -6,6 +6,7 @@ This module knows no bug. `amp_fuzz.upstream` has the bugs, and says which are i
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
@@ -96,16 +97,48 @@ class Imitation:
 def inside(
     context: Callable[[], AbstractContextManager[Any]],
 ) -> Callable[[Program, Case], Program]:
-    """Return what makes of a program the same in a context, for `Imitation.wrap`."""
+    """Return what makes of a program the same in a context, for `Imitation.wrap`.
+
+    A part that compilers leave to eager is outside the context.
+    """
 
     def wrap(program: Program, case: Case) -> Program:
+        names = getattr(inspect.unwrap(program), "__globals__", {})
+
         def run(*inputs: Any) -> Any:
-            with context():
-                return program(*inputs)
+            with ExitStack() as stack:
+                stack.enter_context(context())
+                with _leaving(stack, context, names):
+                    return program(*inputs)
 
         return run
 
     return wrap
+
+
+@contextmanager
+def _leaving(
+    stack: ExitStack, context: Callable[[], AbstractContextManager[Any]], names: dict[str, Any]
+) -> Iterator[None]:
+    """Leave a context for each call of ``uncompiled``, a name of a case's program, in a block."""
+    call = names.get("uncompiled")
+
+    def uncompiled(function: Program, *args: Any) -> Any:
+        assert call is not None
+        stack.close()
+        try:
+            return call(function, *args)
+        finally:
+            stack.enter_context(context())
+
+    if call is None:
+        yield
+        return
+    names["uncompiled"] = uncompiled
+    try:
+        yield
+    finally:
+        names["uncompiled"] = call
 
 
 class _Kernels(TorchDispatchMode):

@@ -58,7 +58,7 @@ def nudge(weights):  # type: ignore[no-untyped-def]
 
 
 def uncompiled(function, *args):  # type: ignore[no-untyped-def]
-    """Call a function; for a compiler, with the decorator ``torch.compiler.disable``."""
+    """Call a function. Compilers leave it to eager."""
     return function(*args)
 
 

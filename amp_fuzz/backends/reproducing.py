@@ -13,8 +13,8 @@ from collections.abc import Callable, Set
 import torch
 
 from amp_fuzz.backends.source import program_source
-from amp_fuzz.cases.case import Case
-from amp_fuzz.cases.program import TensorSpec, Uncompiled, unwrapped
+from amp_fuzz.cases.case import Case, unbroken
+from amp_fuzz.cases.program import TensorSpec
 
 __all__ = ["TorchRepros", "opaque", "source_of"]
 
@@ -39,9 +39,8 @@ class TorchRepros:
         return ""
 
     def source(self, case: Case) -> str:
-        """Return the program. What compilers leave to eager is a part of it like any other."""
-        body = unwrapped(case.program.body, (Uncompiled,))
-        return program_source(case.with_program(body=body).program)
+        """Return the program, without the functions that only compilers leave to eager."""
+        return program_source(unbroken(case).program)
 
     def driver(self, text: str, case: Case) -> str:
         """Return the driver unchanged, but for what only a compiler is given."""

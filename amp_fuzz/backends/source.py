@@ -180,7 +180,7 @@ class _Body:
         return lines
 
     def called(self, region: Region, by: str, how: str, depth: int) -> list[str]:
-        """Write a body as a function of what it reads that returns its values, and who calls it.
+        """Write a body as a function of what it reads that returns its values, and its call.
 
         Arguments must be passed, not closed over: reentrant checkpoints give gradients only to
         arguments.

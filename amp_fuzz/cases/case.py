@@ -7,7 +7,7 @@ This module imports neither torch nor Hypothesis, and nothing that it reads is e
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -30,7 +30,9 @@ from amp_fuzz.cases.program import (
     Region,
     Statement,
     TensorSpec,
+    Uncompiled,
     check_context,
+    regions,
     show_context,
     transform,
     unwrapped,
@@ -360,6 +362,16 @@ def inferring(case: Case) -> Case:
     )
 
 
+def breaks_graphs(case: Case) -> bool:
+    """Return whether compilers leave a part of the program to eager."""
+    return any(isinstance(context, Uncompiled) for context in regions(case.program.body))
+
+
+def unbroken(case: Case) -> Case:
+    """Return a case of which compilers leave no part to eager."""
+    return case.with_program(body=unwrapped(case.program.body, (Uncompiled,)))
+
+
 def retyped(spec: TensorSpec, dtype: str) -> TensorSpec:
     """Return a floating input in another dtype, with the elements that it holds, rounded."""
     values = bits_of(numbers(spec.values, spec.dtype), dtype) if spec.values else ""
@@ -413,6 +425,31 @@ def _changed(case: Case, change: Callable[[Autocast], Autocast]) -> Case:
         ),
         backward_context=None if under is None else change(under),
     )
+
+
+def opened(case: Case, device: str) -> Iterator[tuple[Autocast, bool]]:
+    """Yield the contexts of a case, and whether one around it sets the dtype of the device."""
+
+    def sets(context: Autocast) -> bool:
+        return context.dtype is not None and context.device in (None, device)
+
+    def walk(body: tuple[Node, ...], inherits: bool) -> Iterator[tuple[Autocast, bool]]:
+        for node in body:
+            if isinstance(node, Statement):
+                continue
+            inner = inherits
+            if isinstance(node.context, Autocast):
+                yield node.context, inherits
+                inner |= sets(node.context)
+            yield from walk(node.body, inner)
+
+    inherits = False
+    for context in case.plan.contexts:
+        yield context, inherits
+        inherits |= sets(context)
+    yield from walk(case.program.body, inherits)
+    if case.plan.backward_context is not None:
+        yield case.plan.backward_context, False
 
 
 def has_context(body: tuple[Node, ...], kind: type[Checkpoint] | type[Autocast]) -> bool:

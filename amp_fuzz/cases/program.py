@@ -173,7 +173,7 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint", forbid_unknown_f
 class Uncompiled(msgspec.Struct, frozen=True, tag="uncompiled", forbid_unknown_fields=True):
     """``torch.compiler.disable`` over the region's body, which becomes a function.
 
-    A compiler breaks its graph there: once before the body, once after it.
+    A compiler ends its graph before the body, and starts another after it.
     """
 
 

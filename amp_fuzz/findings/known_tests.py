@@ -111,16 +111,19 @@ def failing(text: str) -> set[str]:
 def run(python: Sequence[str], path: Path, folder: Path) -> dict[str, State]:
     """Run a module of tests in a folder; return what each tells, by its name.
 
-    Raises RuntimeError, with what it printed, if it ends before its last test.
+    Raises `ReproError`, with what it printed, if it ends before its last test.
     """
     # where CI is set, PyTorch's `run_tests` wants a package to write XML with
     env = {name: value for name, value in os.environ.items() if name != "CI"}
     command = [*python, str(path), "-v"]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     states = ended(done.stderr)
-    if not re.search(rf"^Ran {len(states)} tests? in ", done.stderr, re.MULTILINE):
+    wanted = set(re.findall(r"^    def (test_\w+)\(self", path.read_text("utf-8"), re.MULTILINE))
+    if states.keys() != wanted or not re.search(r"^Ran \d+ tests? in ", done.stderr, re.MULTILINE):
         code, printed = done.returncode, (done.stdout + done.stderr)[-2000:]
-        raise RuntimeError(f"the tests ended with exit code {code}:\n{printed}")
+        raise ReproError(
+            f"{len(states)} of {len(wanted)} tests ran, then exit code {code}:\n{printed}"
+        )
     return states
 
 

@@ -29,7 +29,7 @@ from amp_fuzz.backends import without_values
 from amp_fuzz.backends.harness import Observation, Raised, run_marked
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.source import autocast_call, statement_source
-from amp_fuzz.cases.case import Case, Plan, bare, inferring
+from amp_fuzz.cases.case import Case, Plan, bare, inferring, opened
 from amp_fuzz.cases.program import (
     FLOAT_DTYPES,
     Arg,
@@ -343,7 +343,7 @@ def _contexts(judge: Judge, verdict: Verdict) -> Iterator[Note]:
     case, device = verdict.case, judge.backend.device
     met = {device, *(spec.device for spec in case.program.inputs)}
     told: set[Fact] = set()
-    for context, inherits in _opened(case, device):
+    for context, inherits in opened(case, device):
         if not context.enabled:
             continue
         if context.device not in (None, device):
@@ -355,31 +355,6 @@ def _contexts(judge: Judge, verdict: Verdict) -> Iterator[Note]:
         if fact is not None and fact not in told:
             told.add(fact)
             yield fact.note(judge.backend.name, autocast_call(context))
-
-
-def _opened(case: Case, device: str) -> Iterator[tuple[Autocast, bool]]:
-    """Yield the contexts of a case, and whether one around it sets the dtype of the device."""
-
-    def sets(context: Autocast) -> bool:
-        return context.dtype is not None and context.device in (None, device)
-
-    def walk(body: tuple[Node, ...], inherits: bool) -> Iterator[tuple[Autocast, bool]]:
-        for node in body:
-            if isinstance(node, Statement):
-                continue
-            inner = inherits
-            if isinstance(node.context, Autocast):
-                yield node.context, inherits
-                inner |= sets(node.context)
-            yield from walk(node.body, inner)
-
-    inherits = False
-    for context in case.plan.contexts:
-        yield context, inherits
-        inherits |= sets(context)
-    yield from walk(case.program.body, inherits)
-    if case.plan.backward_context is not None:
-        yield case.plan.backward_context, False
 
 
 _WIDTHS = (*_HALVES, "float32")

@@ -470,7 +470,7 @@ def _inner(frame: Frame, context: Context, device: str) -> Frame:
         return replace(frame, checkpoint=True)
     if isinstance(context, FP8):
         return replace(frame, block=32) if context.recipe in ("mxfp8", "nvfp4") else frame
-    return replace(frame, grad=False)
+    return replace(frame, grad=frame.grad and isinstance(context, Uncompiled))
 
 
 def draw_case(
@@ -495,14 +495,15 @@ def draw_case(
 ) -> Case:
     """Draw a case for a device type.
 
-    precisions: of products. varies: for a device with nondeterministic kernels: some plans ask for
-    deterministic algorithms. settings: that a plan may have; one plan in eight has one or two.
-    mixed: of so many cases, one gets CPU tensors beside those of the device, if its program can
-    have any; 0: none does. All of these are drawn last, so that everything else stays the same.
-    recipes: the FP8 regions that programs may have. caches: whether FP8 layers may keep their
-    quantised weights. again: of so many cases, one calls its program again under other contexts;
-    0: none does. breaks: of so many cases, one has a part that compilers leave to eager; 0: none.
-    lowers: whether three programs of four have an op that autocast runs in 16 bits.
+    lowers: whether three programs of four have an op that autocast runs in 16 bits. recipes: the
+    FP8 regions that programs may have. caches: whether FP8 layers may keep their quantised weights.
+    again: of so many cases, one calls its program again under other contexts; 0: none does.
+
+    What else is asked for is drawn last, so that the rest stays the same. precisions: of products.
+    varies: for a device with nondeterministic kernels: some plans ask for deterministic algorithms.
+    settings: that a plan may have; one plan in eight has one or two. mixed: of so many cases, one
+    gets CPU tensors beside those of the device, if its program can have any; 0: none does. breaks:
+    of so many cases, one has a part that compilers leave to eager; 0: none does.
     """
     plan = draw_plan(source, device, trains=trains)
     if plan.transform != "none" and ops is not None and not _transformable(ops):

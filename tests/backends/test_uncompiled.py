@@ -5,23 +5,25 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.compile import CompileBackend
 from amp_fuzz.backends.harness import quiet
-from amp_fuzz.cases.case import Case
-from amp_fuzz.cases.program import Autocast, Uncompiled, regions
+from amp_fuzz.cases.case import Case, loads
+from amp_fuzz.cases.program import Autocast, AutocastDType, Uncompiled, regions
 from amp_fuzz.findings.minimize.bodies import regions as without_regions
 from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
-from tests.helpers import F16, brief, call, case, drawn, under, x
+from tests.helpers import F16, brief, call, case, drawn, leading, under, x
 
 _INPUTS = [x("x0", 3, 8), x("w1", 8, 8)]
 _MM = call("mm", "x0", "w1")
+_PINV, _THEN = call("linalg.pinv", "x0"), call("linalg.pinv", "v0", to="v1")
 _AGAIN, _LAST = call("mm", "v0", "w1", to="v1"), call("mm", "v1", "w1", to="v2")
 MIDDLE = case(_INPUTS, under(F16, _MM, under(Uncompiled(), _AGAIN), _LAST), contexts=())
 
@@ -41,7 +43,7 @@ def test_a_graph_breaks_there_inside_a_context_and_the_case_agrees() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", brief(["script", "trace", "jax[jit]", "torchax"], "script", "trace")
+    "name", brief(["script", "trace", "export", "jax[jit]", "torchax"], "script", "export")
 )
 def test_other_backends_are_given_the_whole(name: str) -> None:
     assert not left(backends()[name].fit(MIDDLE))
@@ -54,15 +56,39 @@ def test_compilers_are_given_no_break_where_they_take_none() -> None:
     nested = MIDDLE.with_plan(later=((Autocast(enabled=False),),), reuse="region")
     assert not left(backend.fit(nested))
     assert not left(backend.fit(MIDDLE.with_plan(entry="custom_op")))
+    default = MIDDLE.with_plan(later=((AutocastDType("float16"),),))
+    assert not left(backend.fit(default))
 
 
 def test_gradients_of_several_graphs_need_a_compiler_that_is_told_of_their_context() -> None:
     assert CompileBackend("aot_eager").fit(MIDDLE).plan.backward == "outside"
-    assert backends()["compile[aot_eager+default]"].fit(MIDDLE).plan.backward == "none"
+    untold = backends()["compile[aot_eager+default]"]
+    assert untold.fit(MIDDLE).plan.backward == "none"
+    for one in drawn(200, breaks=1):
+        fitted = untold.fit(one)
+        assert loads(fitted.json()) == fitted
 
 
 def test_the_minimiser_takes_it_away() -> None:
     assert any(not left(smaller) for smaller in without_regions(MIDDLE))
+
+
+@pytest.mark.parametrize(
+    ("plan", "body"),
+    leading(
+        [
+            ({"steps": 2, "loop": "inside"}, [_MM, under(Uncompiled(), _AGAIN), _LAST]),
+            ({"backward": "none"}, [_PINV, under(Uncompiled(), _THEN)]),
+            ({"backward": "none"}, [under(Uncompiled(), _PINV), _THEN]),
+        ]
+    ),
+)
+def test_a_known_bug_of_compiled_code_is_none_of_the_rest(plan: Any, body: list[Any]) -> None:
+    """Here the weight cache between two steps, and what the kernel of pinv calls."""
+    broken = case([x("x0", 8, 8), x("w1", 8, 8)], *body, **plan)
+    with quiet():
+        found = judge_of(CompileBackend("aot_eager"), shipped(), "none").judge(broken)
+    assert found.outcome in ("agreed", "known", "raised"), found  # pinv raises in eager
 
 
 @pytest.mark.parametrize(("name", "helped"), [("compile[eager]", True), ("eager-cpu", False)])

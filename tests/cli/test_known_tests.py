@@ -12,6 +12,7 @@ import torch
 
 from amp_fuzz.backends import backends, facts_of
 from amp_fuzz.findings.known_tests import bug_of, run
+from amp_fuzz.findings.repro.parts import ReproError
 from amp_fuzz.interfaces.cli.common import Exit
 from amp_fuzz.upstream import BUGS
 from amp_fuzz.upstream.bug import Bug
@@ -45,7 +46,6 @@ def test_the_file_has_each_bug_that_torch_alone_shows() -> None:
 def test_each_test_fails_as_expected(tmp_path: Path) -> None:
     needs_torch("==2.13.*")
     states = run([sys.executable, "-W", "ignore", "-I"], FILE, tmp_path)
-    assert set(states) == set(re.findall(r"def (test_\w+)\(self", FILE.read_text()))
     elsewhere = {b.id for b in BUGS.values() if any(e.processor for e in b.examples)}
     other = {bug_of(name) for name, state in states.items() if state != "there"}
     assert other <= elsewhere, states
@@ -54,7 +54,7 @@ def test_each_test_fails_as_expected(tmp_path: Path) -> None:
 def test_tests_that_do_not_run_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "test_none.py"
     path.write_text("raise SystemExit('no torch')")
-    with pytest.raises(RuntimeError, match="exit code 1:\nno torch"):
+    with pytest.raises(ReproError, match="0 of 0 tests ran, then exit code 1:\nno torch"):
         run([sys.executable], path, tmp_path)
 
 

@@ -18,27 +18,37 @@ from tests.faults.compiled import AOT, COMPILED, backend_of
 from tests.faults.corrupted import Patches, Seeded
 from tests.faults.fault import patched
 
-__all__ = ["GUARDS", "KEPT", "Kept"]
+__all__ = ["GUARDED", "GUARDS", "KEPT", "Kept"]
 
 
 class Kept(NamedTuple):
-    """A fault. place: the backend that an honest run has, by name. wrong: the backend with it."""
+    """A fault. place: the backend of the run, by name. wrong: the same with the fault.
+
+    honest: the same without it. own: whether autocast has no part in it.
+    """
 
     what: str
     place: str
     wrong: Backend
+    honest: Backend
+    own: bool = False
 
 
 _STATE: Mapping[str, Callable[[], Any]] = {
     "autocast-enabled": lambda: torch.is_autocast_enabled("cpu"),
     "autocast-dtype": lambda: torch.get_autocast_dtype("cpu"),
     "grad-mode": torch.is_grad_enabled,
+    "inference-mode": torch.is_inference_mode_enabled,
+    "default-dtype": torch.get_default_dtype,
 }
-"""What graphs are guarded by. A tensor's own guard has the dispatch keys of the state too."""
+"""A tensor's own guard has the dispatch keys of the state too: none is made, fault or not."""
 
 
 def _forgetting(part: str) -> Patches:
-    """Return a fault of guards: a graph is used again under another state of that part."""
+    """Return a fault of guards: a graph is used again under another state of that part.
+
+    Of no part, all is right but what is guarded beside the state.
+    """
     asked = [ask for name, ask in _STATE.items() if name != part]
 
     @contextmanager
@@ -59,7 +69,9 @@ def _forgetting(part: str) -> Patches:
     return corrupt
 
 
-GUARDS: Mapping[str, Patches] = {part: _forgetting(part) for part in _STATE}
+GUARDS: Mapping[str, Patches] = {part: _forgetting(part) for part in [*_STATE][:3]}
+GUARDED = Seeded(AOT, patches=_forgetting(""))
+"""Forgets no part."""
 
 _LOST = (
     "guards-forget",
@@ -93,6 +105,8 @@ KEPT: Mapping[str, Kept] = {
             f"a graph is used again under another {part.replace('-', ' ')}",
             f"compile[{AOT}]",
             Seeded(AOT, patches=patches),
+            GUARDED,
+            own=part == "grad-mode",
         )
         for part, patches in GUARDS.items()
     },
@@ -101,6 +115,8 @@ KEPT: Mapping[str, Kept] = {
             f"the key of a cache lacks the {part.replace('-', ' ')}",
             "compile[inductor+cached]",
             SeededCache(patches=patches),
+            SeededCache(),
+            own=part == "grad-mode",
         )
         for part, (patches, _) in CACHED.items()
     },
@@ -109,6 +125,7 @@ KEPT: Mapping[str, Kept] = {
             COMPILED[name].what,
             f"compile[{COMPILED[name].place}]",
             backend_of(COMPILED[name], COMPILED[name].place),
+            backend_of(None, COMPILED[name].place),
         )
         for name in _LOST
     },

@@ -16,7 +16,7 @@ import msgspec
 from amp_fuzz.backends import Backend, facts_of
 from amp_fuzz.backends.base import documentation
 from amp_fuzz.backends.source import argument, program_source
-from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.case import Case, breaks_graphs, unbroken
 from amp_fuzz.cases.program import Autocast, regions, show_context, statements
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.findings.diagnosis import Examined
@@ -81,7 +81,7 @@ def issue(
         *_reported(record, known),
         "### 🐛 Describe the bug",
         _what(case, backend, record),
-        _fenced(program_source(case.program).strip(), "python"),
+        *_program(case, backend),
         _table(record),
         "**What the documentation says.** " + _documented(case, backend, found),
         *_explicit(case, record),
@@ -205,6 +205,14 @@ def _what(case: Case, backend: Backend, record: DivergenceRecord) -> str:
 def _autocasts(case: Case) -> list[Autocast]:
     contexts = [*case.plan.contexts, *regions(case.program.body)]
     return [c for c in contexts if isinstance(c, Autocast)]
+
+
+def _program(case: Case, backend: Backend) -> list[str]:
+    """Return the program's source, and what is left to eager in it, if a compiler gets it."""
+    said = ["`uncompiled` calls a function under `torch.compiler.disable`: the graph breaks there."]
+    if not (breaks_graphs(case) and facts_of(backend).compiles):
+        case, said = unbroken(case), []
+    return [_fenced(program_source(case.program).strip(), "python"), *said]
 
 
 def _table(record: DivergenceRecord) -> str:

@@ -202,7 +202,7 @@ def joined(parts: list[str]) -> str:
     for part in filter(None, (p.strip("\n") for p in parts)):
         outermost = [line for line in text.splitlines() if line and not line.startswith(PAD)]
         after_one = bool(outermost) and outermost[-1].startswith(("def ", "class "))
-        before_one = re.match(r"(#.*\n)*(def|class) ", part) is not None
+        before_one = re.match(r"([#@].*\n)*(def|class) ", part) is not None
         text += ("\n\n\n" if after_one or before_one else "\n\n") + part
     return text.strip("\n")
 

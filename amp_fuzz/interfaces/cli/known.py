@@ -128,6 +128,7 @@ def tests(patterns: tuple[str, ...], output: str, **given: Any) -> int:
         import torch
 
         from amp_fuzz.findings.known_tests import failing, methods
+        from amp_fuzz.findings.repro.parts import ReproError
         from amp_fuzz.findings.repro.unit_tests import Method, unit_tests
         from amp_fuzz.upstream import BUGS
 
@@ -145,14 +146,17 @@ def tests(patterns: tuple[str, ...], output: str, **given: Any) -> int:
         say("no test could be written")
         return Exit.NOTHING
     doc = _TESTS.format(torch.__version__)
-    with waiting("running the tests"):
-        failed = failing(unit_tests(found, doc=doc))
+    try:
+        with waiting("running the tests"):
+            failed = failing(unit_tests(found, doc=doc))
+    except ReproError as error:
+        raise Stopped(f"no test was written: {error}", Exit.NOTHING) from error
     for method in found:
         if method.name not in failed:
             say(f"  left out: {method.name} does not fail here as expected")
     kept = [method for method in found if method.name in failed]
     if not kept:
-        say("no test could be written")
+        say("no test fails here as expected")
         return Exit.NOTHING
     write_whole(Path(output), unit_tests(kept, doc=doc).encode())
     say(f"wrote {output}: {plural(len(kept), 'test')}; run it: python {output} -v")
