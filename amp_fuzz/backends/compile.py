@@ -121,8 +121,8 @@ class CompileBackend(TorchRepros, TorchBackend):
         caches a custom op by its name (pytorch#144344), so with caches there is none. A frozen
         program only infers, and calls no custom op: its weights would be the op's arguments. Nested
         regions need AOTAutograd, and a graph without a break. A custom op's body is in no graph. A
-        context keeps the first default dtype (compile-default-dtype) in a graph, but not after it:
-        such a program has no break. If AOTAutograd is told nothing, each backward graph has the
+        context may keep the first default dtype in a graph, but not after it, so a program whose
+        default changes has no break. If AOTAutograd is told nothing, each backward graph has the
         autocast of its forward, and one backward pass of several graphs has several: it is left
         out.
         """

@@ -149,8 +149,11 @@ def draw_autocast(source: Bytes, device: str) -> Autocast:
     )
 
 
-def draw_plan(source: Bytes, device: str, *, trains: bool = True) -> Plan:
-    """Draw a plan. The simplest: one bfloat16 context around the forward, backward after it."""
+def draw_plan(source: Bytes, device: str, *, trains: bool = True, transforms: bool = True) -> Plan:
+    """Draw a plan. The simplest: one bfloat16 context around the forward, backward after it.
+
+    transforms: of functions; without them the context is entered in other ways as often.
+    """
     dtypes = _dtypes(device)
     low, outer, backward = digits(source, 8, 12, 10)
     # The last one uses the device's default dtype, as most callers do.
@@ -167,7 +170,8 @@ def draw_plan(source: Bytes, device: str, *, trains: bool = True) -> Plan:
         if backward == 8:
             changes["backward_context"] = draw_autocast(source, device)
     # Most cases have at most one or two of the rest, so a finding shows which one matters.
-    table = _TRAINING if trains else _INFERRING
+    entering = _COMPILED if trains else _FROZEN
+    table = entering if not transforms else _TRAINING if trains else _INFERRING
     for i in digits(source, len(table), len(table)):
         changes |= table[i][integer(source, len(table[i]))]
     return _consistent(plan, changes)
@@ -179,6 +183,9 @@ _Options: TypeAlias = Sequence[Mapping[str, object]]
 _NOTHING: _Options = ({},)
 
 
+_ENTERING: _Options = tuple({"entry": entry} for entry in _ENTRIES)
+
+
 def _ingredients(transform: _Options, again: _Options) -> Sequence[_Options]:
     """Return the ingredients of a plan, each as often as its weight says.
 
@@ -187,7 +194,7 @@ def _ingredients(transform: _Options, again: _Options) -> Sequence[_Options]:
     weighted: Sequence[tuple[int, _Options]] = (
         (9, _NOTHING),
         (1, transform),
-        (1, tuple({"entry": entry} for entry in _ENTRIES)),
+        (1, _ENTERING),
         (1, ({"first_pass": "no_grad"},)),
         (1, ({"first_pass": "inference_mode"},)),
         (1, ({"calls": 2},)),
@@ -215,6 +222,7 @@ _GRADIENTS = tuple({"transform": name} for name in ("vmap", "grad", "vmap_grad",
 
 _TRAINING = _ingredients(_GRADIENTS, _AGAIN)
 _INFERRING = _ingredients(({"transform": "vmap"},), _NOTHING)
+_COMPILED, _FROZEN = _ingredients(_ENTERING, _AGAIN), _ingredients(_ENTERING, _NOTHING)
 
 
 def _consistent(plan: Plan, changes: dict[str, object]) -> Plan:
@@ -503,14 +511,17 @@ def draw_case(
     varies: for a device with nondeterministic kernels: some plans ask for deterministic algorithms.
     settings: that a plan may have; one plan in eight has one or two. mixed: of so many cases, one
     gets CPU tensors beside those of the device, if its program can have any; 0: none does. breaks:
-    of so many cases, one has a part that compilers leave to eager; 0: none does.
+    of so many cases, one has a part that compilers leave to eager; then, where a context is around
+    the backward pass, half of the programs have a part without autocast, and no function is
+    transformed. 0: none of that.
     """
-    plan = draw_plan(source, device, trains=trains)
+    plan = draw_plan(source, device, trains=trains, transforms=not breaks)
     if plan.transform != "none" and ops is not None and not _transformable(ops):
         plan = msgspec.structs.replace(plan, transform="none")
     if caches or any(context.recipe == "delayed" for context in recipes):
         plan = _several(source, plan)
-    if lowers and not focus and integer(source, 4):
+    islands = breaks and plan.backward in ("inside", "under")
+    if (lowers or islands) and not focus and integer(source, 4):
         focus = _lowered(ops, device)
     program, values = _drawn(
         source, device, plan, ops, focus, form, statements, fused, recipes, caches
@@ -530,20 +541,27 @@ def draw_case(
     if mixed and integer(source, mixed) == mixed - 1:
         plan, program = with_cpu_tensors(source, case.plan, case.program, values)
         case = msgspec.structs.replace(case, plan=plan, program=program)
+    if islands and not case.plan.later and integer(source, 2):
+        body = _wrapped(source, case.program.body, Autocast(enabled=False))
+        case = case.with_program(body=body)
     if breaks and integer(source, breaks) == breaks - 1:
-        case = case.with_program(body=_broken(source, case.program.body))
+        case = case.with_program(body=_wrapped(source, case.program.body, Uncompiled()))
     return case
 
 
-def _broken(source: Bytes, body: tuple[Node, ...]) -> tuple[Node, ...]:
-    """Return a body with some nodes that compilers leave to eager, mostly inside a region."""
+def _wrapped(source: Bytes, body: tuple[Node, ...], context: Context) -> tuple[Node, ...]:
+    """Return a body with some nodes in a context, mostly inside a region."""
     inner = [(i, node) for i, node in enumerate(body) if isinstance(node, Region)]
     where, start, count = digits(source, len(inner) * 4 + 1, len(body), len(body))
     if where:
         i, node = inner[(where - 1) // 4]
-        return (*body[:i], Region(node.context, _broken(source, node.body)), *body[i + 1 :])
+        return (
+            *body[:i],
+            Region(node.context, _wrapped(source, node.body, context)),
+            *body[i + 1 :],
+        )
     end = start + 1 + count % (len(body) - start)
-    return (*body[:start], Region(Uncompiled(), body[start:end]), *body[end:])
+    return (*body[:start], Region(context, body[start:end]), *body[end:])
 
 
 Low: TypeAlias = Literal["bfloat16", "float16"]

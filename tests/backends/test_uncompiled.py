@@ -33,6 +33,12 @@ def left(of: Case) -> bool:
     return any(isinstance(context, Uncompiled) for context in regions(of.program.body))
 
 
+def has_island(of: Case) -> bool:
+    """Return whether a part of a program is without autocast."""
+    contexts = regions(of.program.body)
+    return any(isinstance(c, Autocast) and not c.enabled and not c.dtype for c in contexts)
+
+
 def test_a_graph_breaks_there_inside_a_context_and_the_case_agrees() -> None:
     backend = CompileBackend("aot_eager")
     plain = case(_INPUTS, under(F16, _MM, _AGAIN, _LAST), contexts=())
@@ -108,3 +114,14 @@ def test_programs_have_one_where_it_is_asked_for() -> None:
     for one in made:
         one.program.check()
     assert not any(left(one) for one in drawn(60))
+
+
+def test_programs_for_compilers_have_islands_and_ways_to_enter_where_others_are_transformed() -> (
+    None
+):
+    made, others = [*drawn(300, breaks=6)], [*drawn(300)]
+    assert {one.plan.transform for one in made} == {"none"} < {one.plan.transform for one in others}
+    entered = [sum(one.plan.entry != "context" for one in many) for many in (made, others)]
+    assert entered[0] > entered[1]
+    around = [one for one in made if one.plan.backward in ("inside", "under")]
+    assert sum(has_island(one) for one in around) > len(around) / 3
