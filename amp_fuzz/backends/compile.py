@@ -576,13 +576,17 @@ def another_state(
         (inner is not None, nullcontext, changed(dtype=half)),
         (inner is not None, nullcontext, changed(enabled=inner is not None and not inner.enabled)),
         (_asks_default(case, device), lambda: prelude.autocast_dtype(device, other), lambda: case),
-        (bool(numbers(case, "weight")), torch.no_grad, lambda: inferring(case)),
+        (_trains(case), torch.no_grad, lambda: inferring(case)),
     ]
     first = case.seed % len(states)
     for has, state, made in states[first:] + states[:first]:
         if has:
             return state, made()
     return nullcontext, case
+
+
+def _trains(case: Case) -> bool:
+    return case.plan.backward != "none" and bool(numbers(case, "weight"))
 
 
 def _asks_default(case: Case, device: str) -> bool:
