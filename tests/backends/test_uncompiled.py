@@ -13,7 +13,16 @@ from amp_fuzz.backends import backends
 from amp_fuzz.backends.compile import CompileBackend
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.case import Case, loads
-from amp_fuzz.cases.program import Autocast, AutocastDType, Uncompiled, regions
+from amp_fuzz.cases.program import (
+    Autocast,
+    AutocastDType,
+    Checkpoint,
+    Node,
+    Region,
+    Uncompiled,
+    regions,
+    unwrapped,
+)
 from amp_fuzz.findings.minimize.bodies import regions as without_regions
 from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.oracle import Divergence
@@ -31,6 +40,16 @@ MIDDLE = case(_INPUTS, under(F16, _MM, under(Uncompiled(), _AGAIN), _LAST), cont
 def left(of: Case) -> bool:
     """Return whether a case has a part that compilers leave to eager."""
     return any(isinstance(context, Uncompiled) for context in regions(of.program.body))
+
+
+def broken(body: tuple[Node, ...], checkpointed: bool = False) -> bool:
+    """Return whether a compiler leaves a part of a checkpoint to eager."""
+    found = [node for node in body if isinstance(node, Region)]
+    return any(
+        (checkpointed and isinstance(node.context, Uncompiled))
+        or broken(node.body, checkpointed or isinstance(node.context, Checkpoint))
+        for node in found
+    )
 
 
 def has_island(of: Case) -> bool:
@@ -111,6 +130,10 @@ def test_a_script_has_it_only_for_a_compiler(name: str, helped: bool, tmp_path: 
 def test_programs_have_one_where_it_is_asked_for() -> None:
     made = [*drawn(60, breaks=1)]
     assert all(left(one) for one in made)
+    whole = [unwrapped(one.program.body, (Checkpoint,)) for one in made]
+    inside = sum(one.program.body != body for one, body in zip(made, whole, strict=True))
+    assert inside  # some have checkpoints, and none has a break in one
+    assert not any(broken(one.program.body) for one in made)
     for one in made:
         one.program.check()
     assert not any(left(one) for one in drawn(60))
