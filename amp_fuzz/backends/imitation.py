@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any, TypeAlias
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -99,7 +99,8 @@ def inside(
 ) -> Callable[[Program, Case], Program]:
     """Return what makes of a program the same in a context, for `Imitation.wrap`.
 
-    A part that compilers leave to eager is outside the context.
+    What compilers leave to eager is outside the context: also a checkpoint in which a graph breaks,
+    of which dynamo compiles nothing (torch 2.13).
     """
 
     def wrap(program: Program, case: Case) -> Program:
@@ -120,25 +121,39 @@ def inside(
 def _leaving(
     stack: ExitStack, context: Callable[[], AbstractContextManager[Any]], names: dict[str, Any]
 ) -> Iterator[None]:
-    """Leave a context for each call of ``uncompiled``, a name of a case's program, in a block."""
-    call = names.get("uncompiled")
+    """Leave a context for each call of what a compiler leaves to eager, in a block.
 
-    def uncompiled(function: Program, *args: Any) -> Any:
-        assert call is not None
-        stack.close()
-        try:
-            return call(function, *args)
-        finally:
-            stack.enter_context(context())
+    names: of a case's program: ``uncompiled`` and ``checkpoint``, where a graph breaks in it.
+    """
+    calls = {name: names[name] for name in ("uncompiled", "checkpoint") if "uncompiled" in names}
+    outside = False
 
-    if call is None:
-        yield
-        return
-    names["uncompiled"] = uncompiled
+    def leaving(name: str) -> Program:
+        def call(function: Program, *args: Any, **how: Any) -> Any:
+            nonlocal outside
+            if outside or (name == "checkpoint" and not _breaks(function.__code__)):
+                return calls[name](function, *args, **how)
+            stack.close()
+            outside = True
+            try:
+                return calls[name](function, *args, **how)
+            finally:
+                stack.enter_context(context())
+                outside = False
+
+        return call
+
+    names.update({name: leaving(name) for name in calls})
     try:
         yield
     finally:
-        names["uncompiled"] = call
+        names.update(calls)
+
+
+def _breaks(code: CodeType) -> bool:
+    """Return whether a block of a program calls what a compiler leaves to eager."""
+    inner = (const for const in code.co_consts if isinstance(const, CodeType))
+    return "uncompiled" in code.co_names or any(map(_breaks, inner))
 
 
 class _Kernels(TorchDispatchMode):

@@ -550,12 +550,8 @@ def draw_case(
 
 
 def _wrapped(source: Bytes, body: tuple[Node, ...], context: Context) -> tuple[Node, ...]:
-    """Return a body with some nodes in a context, mostly inside a region.
-
-    In no checkpoint: if a graph breaks there, dynamo compiles nothing of it.
-    """
-    nodes = ((i, node) for i, node in enumerate(body) if isinstance(node, Region))
-    inner = [(i, node) for i, node in nodes if not isinstance(node.context, Checkpoint)]
+    """Return a body with some nodes in a context, mostly inside a region."""
+    inner = [(i, node) for i, node in enumerate(body) if isinstance(node, Region)]
     where, start, count = digits(source, len(inner) * 4 + 1, len(body), len(body))
     if where:
         i, node = inner[(where - 1) // 4]
