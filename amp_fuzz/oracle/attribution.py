@@ -83,14 +83,15 @@ def own(trial: Trial, found: Divergence) -> Own:
         return NONE
     if trial.case.plan.later and found.kind not in ("relation", "nondeterminism"):
         return _by_call(trial)
-    program = trial.explicit()
+    changes = found.kind == "nondeterminism"
+    program = trial.explicit(frozenset(tainted(trial.case, found.where) if changes else ()))
     other = None if program is None else trial.beside(program.case, program.expected)
     kept = frozenset() if program is None else program.kept
     plain = trial.bare() if other is None or kept else other  # no part of it is under autocast
     if found.kind in ("relation", "nondeterminism"):
         if plain.expected.kernels:
             return NONE
-        if found.kind == "nondeterminism":
+        if changes:
             return _changing(trial, plain, found)
         return Own(relation=found.where) if _breaks(trial, plain, found) else NONE
     values = _values(trial)

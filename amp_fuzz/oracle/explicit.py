@@ -91,11 +91,12 @@ def calls_of(case: Case, runtime: ReferenceRuntime, dtypes: dict[str, str] | Non
     return found
 
 
-def explicit(trial: Trial) -> Explicit | None:
+def explicit(trial: Trial, changing: Set[str] = frozenset()) -> Explicit | None:
     """Return the explicit program of a trial's case, or None if there is none.
 
     There is none for a case without autocast, or whose autocast stays around every statement, or
-    for one that stands for a callable, or whose calls are cast in different ways.
+    for one that stands for a callable, or whose calls are cast in different ways. changing: names
+    of values that change from run to run, in the reference too: these only need the same dtypes.
     """
     case = trial.case
     if case.plan.later:
@@ -114,7 +115,10 @@ def explicit(trial: Trial) -> Explicit | None:
             check(made.program)
         except ProgramError:  # too many contexts in one another
             return None
-        wrong = _unlike(whole, trial.refer(_all(made)), writer, values=trial.backend.values)
+        again, values = trial.refer(_all(made)), trial.backend.values
+        wrong = _unlike(whole, again, writer, values=values, skip=changing)
+        if wrong is None and changing:
+            wrong = _unlike(whole, again, writer, values=False)
         if wrong is None:
             return Explicit(made, trial.refer(made), writer.kept())
         if not writer.give_up(wrong):
@@ -152,9 +156,20 @@ _ENTRIES: Mapping[Entry, Entry] = {
 _FRESH = "v9000"
 
 
-def _unlike(whole: Observation, made: Observation, writer: _Writer, *, values: bool) -> int | None:
+def _unlike(
+    whole: Observation,
+    made: Observation,
+    writer: _Writer,
+    *,
+    values: bool,
+    skip: Set[str] = frozenset(),
+) -> int | None:
     """Return the number of the first statement whose value differs, or None if none does."""
-    found = compare(whole, made, values=values, skip=lambda label: label.endswith(".grad"))
+
+    def skipped(label: str) -> bool:
+        return label.endswith(".grad") or named(label) in skip
+
+    found = compare(whole, made, values=values, skip=skipped)
     if found is None or found.kind in ("raise", "state"):
         return None
     return writer.made.get(named(found.where), -1)

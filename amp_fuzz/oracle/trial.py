@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 import torch
@@ -32,16 +32,17 @@ Scope: TypeAlias = Callable[[], AbstractContextManager[object]]
 Skip: TypeAlias = Callable[[str], bool]
 
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
 
 
-def _once(method: Callable[[Trial], _T]) -> Callable[[Trial], _T]:
-    """Call a method of a trial once for all that the reference imitates."""
+def _once(method: Callable[Concatenate[Trial, _P], _T]) -> Callable[Concatenate[Trial, _P], _T]:
+    """Call a method of a trial once for all that the reference imitates, and its arguments."""
 
     @wraps(method)
-    def kept(trial: Trial) -> _T:
-        key = method, trial.imitated
+    def kept(trial: Trial, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        key = method, trial.imitated, *args
         if key not in trial._results:
-            trial._results[key] = method(trial)
+            trial._results[key] = method(trial, *args, **kwargs)
         found: _T = trial._results[key]
         return found
 
@@ -169,12 +170,13 @@ class Trial:
         return self.beside(plain, expected)
 
     @_once
-    def explicit(self) -> Explicit | None:
+    def explicit(self, changing: frozenset[str] = frozenset()) -> Explicit | None:
         """Return the explicit program of the case, if it has one that the backend can express.
 
-        It returns what the case does: gradients depend on what is returned.
+        It returns what the case does: gradients depend on what is returned. changing: names of
+        values that change from run to run.
         """
-        found = explicit(self)
+        found = explicit(self, changing)
         if found is None or unsupported(found.case, self.backend):
             return None
         case = self.backend.fit(found.case).with_program(outputs=self.case.program.outputs)

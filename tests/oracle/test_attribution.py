@@ -31,6 +31,7 @@ from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.upstream import quirks
 from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.upstream.known import Known
+from tests.faults.corrupted import wrong_kernels
 from tests.helpers import BF16, call, case, eager, under, x
 
 Fault: TypeAlias = Callable[[Case, Observation], None]
@@ -329,7 +330,7 @@ def test_a_program_that_computes_something_else_clears_no_fault(
 ) -> None:
     """Without casts the backend agrees with itself, but the reference does not."""
 
-    def careless(trial: Trial) -> Explicit:
+    def careless(trial: Trial, *changing: object) -> Explicit:
         plain = bare(trial.case)
         return Explicit(plain, trial.refer(plain))
 
@@ -356,6 +357,24 @@ def test_what_changes_from_run_to_run_without_autocast_is_the_backends(op: str) 
     verdict = judged(under_autocast(changing(times(2, "v0"))), one)
     assert verdict.divergence is not None
     assert (verdict.outcome, verdict.divergence.kind) == ("diverged", "nondeterminism")
+
+
+@pytest.mark.parametrize("form", ["function", "module"])
+def test_what_changes_in_the_reference_too_is_the_backends(form: str) -> None:
+    """As a convolution of bfloat16 that reads memory that nobody wrote: not the case's float16."""
+    runs = count()
+
+    def noisy(op: Any, *args: Any) -> Any:
+        made = op(*args)
+        return made * (1 + next(runs) % 7) if made.dtype is torch.bfloat16 else made
+
+    given = [x("x0", 3, 4, dtype="float16"), x("w1", 5, 4, dtype="float16")]
+    how = ("x0", "w1") if form == "function" else ("x0", "w1", None)
+    one = case(given, call("linear", *how, form=form), backward="none")
+    with wrong_kernels({"aten.mm.default": noisy}):
+        verdict = judge_of(EagerBackend("cpu"), ()).judge(one)
+    assert verdict.divergence is not None
+    assert (verdict.outcome, verdict.divergence.kind) == ("backend", "nondeterminism")
 
 
 def test_what_changes_may_change_what_is_computed_from_it_alone() -> None:
