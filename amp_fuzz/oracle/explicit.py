@@ -96,7 +96,7 @@ def explicit(trial: Trial, changing: Set[str] = frozenset()) -> Explicit | None:
 
     There is none for a case without autocast, or whose autocast stays around every statement, or
     for one that stands for a callable, or whose calls are cast in different ways. changing: names
-    of values that change from run to run, in the reference too: these only need the same dtypes.
+    of values that change from run to run, in the reference too: these prove nothing.
     """
     case = trial.case
     if case.plan.later:
@@ -116,9 +116,7 @@ def explicit(trial: Trial, changing: Set[str] = frozenset()) -> Explicit | None:
         except ProgramError:  # too many contexts in one another
             return None
         again, values = trial.refer(_all(made)), trial.backend.values
-        wrong = _unlike(whole, again, writer, values=values, skip=changing)
-        if wrong is None and changing:
-            wrong = _unlike(whole, again, writer, values=False)
+        wrong = _unlike(whole, again, writer, changing, values=values)
         if wrong is None:
             return Explicit(made, trial.refer(made), writer.kept())
         if not writer.give_up(wrong):
@@ -157,17 +155,12 @@ _FRESH = "v9000"
 
 
 def _unlike(
-    whole: Observation,
-    made: Observation,
-    writer: _Writer,
-    *,
-    values: bool,
-    skip: Set[str] = frozenset(),
+    whole: Observation, made: Observation, writer: _Writer, changing: Set[str], *, values: bool
 ) -> int | None:
     """Return the number of the first statement whose value differs, or None if none does."""
 
     def skipped(label: str) -> bool:
-        return label.endswith(".grad") or named(label) in skip
+        return label.endswith(".grad") or named(label) in changing
 
     found = compare(whole, made, values=values, skip=skipped)
     if found is None or found.kind in ("raise", "state"):

@@ -478,7 +478,7 @@ def _inner(frame: Frame, context: Context, device: str) -> Frame:
         return replace(frame, checkpoint=True)
     if isinstance(context, FP8):
         return replace(frame, block=32) if context.recipe in ("mxfp8", "nvfp4") else frame
-    return replace(frame, grad=frame.grad and isinstance(context, Uncompiled))
+    return replace(frame, grad=False)
 
 
 def draw_case(

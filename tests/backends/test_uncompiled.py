@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,14 @@ from amp_fuzz.cases.program import (
     Checkpoint,
     Uncompiled,
     regions,
+    statements,
 )
+from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.findings.minimize.bodies import regions as without_regions
+from amp_fuzz.findings.repro.issue import _program
 from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.oracle import Divergence
+from amp_fuzz.policies.tables import load_table
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import F16, brief, call, case, drawn, leading, under, x
@@ -114,9 +119,29 @@ def test_a_script_has_it_only_for_a_compiler(name: str, helped: bool, tmp_path: 
     text = repro(MIDDLE, backends()[name], finding)
     assert ("@torch.compiler.disable\ndef uncompiled(" in text) == helped
     assert ("uncompiled(block0, " in text) == helped
+    assert ("\n\n\n@torch" in text) == helped
     (tmp_path / "script.py").write_text(text)
     ran = subprocess.run([sys.executable, "-I", "script.py"], cwd=tmp_path, check=False)
     assert ran.returncode == 0  # both are float16
+
+
+@pytest.mark.parametrize(("name", "told"), [("compile[eager]", True), ("eager-cpu", False)])
+def test_an_issue_says_what_is_left_to_eager(name: str, told: bool) -> None:
+    text = "\n".join(_program(MIDDLE, backends()[name]))
+    assert ("uncompiled(block0, " in text) == ("torch.compiler.disable" in text) == told
+
+
+def test_programs_may_have_what_autocast_lowers() -> None:
+    table = load_table("cpu")
+    low = {name for name, rule in table.rules.items() if rule.policy.value == "lower_precision_fp"}
+
+    def lowered(many: Iterable[Case]) -> int:
+        ops = [
+            {o for s in statements(c.program.body) for o in CATALOGUE[s.op].overloads} for c in many
+        ]
+        return sum(any(o.removeprefix("aten::") in low for o in found) for found in ops)
+
+    assert lowered(drawn(100, lowers=True)) > lowered(drawn(100)) + 20
 
 
 def test_programs_have_one_where_it_is_asked_for() -> None:

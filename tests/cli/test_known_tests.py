@@ -58,6 +58,41 @@ def test_tests_that_do_not_run_are_an_error(tmp_path: Path) -> None:
         run([sys.executable], path, tmp_path)
 
 
+def test_tests_whose_class_cannot_start_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "test_none.py"
+    path.write_text(
+        "import unittest\n\n\nclass T(unittest.TestCase):\n"
+        "    def setUpClass():\n        raise OSError\n\n"
+        "    def test_one(self):\n        pass\n\n\nunittest.main()\n"
+    )
+    with pytest.raises(ReproError, match="0 of 1 tests ran"):
+        run([sys.executable], path, tmp_path)
+
+
+def _raising(text: str) -> set[str]:
+    raise ReproError("0 of 1 tests ran")
+
+
+@pytest.mark.parametrize(
+    ("ran", "said"),
+    [(lambda text: set(), "no test fails here as expected"), (_raising, "0 of 1 tests ran")],
+    ids=["none fails", "none runs"],
+)
+def test_where_no_test_fails_none_is_written(
+    ran: Callable[[str], set[str]],
+    said: str,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr("amp_fuzz.findings.known_tests.failing", ran)
+    path = tmp_path / "test_bugs.py"
+    done = command("known", "tests", "custom-op-weight-cache", "-o", str(path))
+    assert done.code == Exit.NOTHING
+    assert said in done.out + done.err
+    assert not path.exists()
+
+
 def test_the_command_writes_tests_that_run(amp_fuzz: Command, tmp_path: Path) -> None:
     wanted = ["custom-op-weight-cache", "compile-backward-untold"]
     done = amp_fuzz("known", "tests", *wanted, "-o", "test_bugs.py")

@@ -69,7 +69,9 @@ def _forgetting(part: str) -> Patches:
     return corrupt
 
 
-GUARDS: Mapping[str, Patches] = {part: _forgetting(part) for part in [*_STATE][:3]}
+GUARDS: Mapping[str, Patches] = {
+    part: _forgetting(part) for part in ("autocast-enabled", "autocast-dtype", "grad-mode")
+}
 GUARDED = Seeded(AOT, patches=_forgetting(""))
 """Forgets no part."""
 

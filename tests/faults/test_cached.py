@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from amp_fuzz.backends import backends
-from amp_fuzz.backends.compile import CompileBackend
+from amp_fuzz.backends.compile import CompileBackend, another_state
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
@@ -55,6 +57,15 @@ def test_the_caches_of_a_case_are_its_own(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert [*ours.glob("amp-fuzz-*")] == []
     assert not (theirs / "fxgraph").exists()
     assert not (theirs / "aotautograd").exists()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_another_state_is_one_that_the_program_has(seed: int) -> None:
+    _, one = CACHED["autocast-dtype"]
+    infers = msgspec.structs.replace(one.with_plan(backward="none"), seed=seed)
+    state, other = another_state(infers, "cpu")
+    assert state is nullcontext
+    assert other.plan.contexts != one.plan.contexts
 
 
 def test_it_is_a_backend_that_is_named() -> None:
