@@ -178,7 +178,7 @@ class CompileBackend(TorchRepros, TorchBackend):
     def _observed(self, case: Case) -> Observation:
         import torch._dynamo
 
-        torch._dynamo.reset()
+        forget()
         plan = self.configuring(case.plan)
         runtime = self.runtime(
             uncompiled=torch.compiler.disable(prelude.uncompiled),
@@ -228,7 +228,7 @@ class CompileBackend(TorchRepros, TorchBackend):
     def _called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:
         import torch._dynamo
 
-        torch._dynamo.reset()
+        forget()
         try:
             invoke = self.compiled(function)
             if self.freezing:
@@ -495,6 +495,19 @@ def _infers(case: Case) -> bool:
     return any(isinstance(context, InferenceMode) for context in regions(case.program.body))
 
 
+def forget() -> None:
+    """Forget what torch has compiled in this process, and what fake tensors came out as.
+
+    The cache of `FakeTensorMode` outlives a reset of dynamo, and forgets which results are views:
+    a region that returns one, as ``channel_shuffle(x, 1)`` does, raises only when it is first seen.
+    """
+    import torch._dynamo
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    torch._dynamo.reset()
+    FakeTensorMode.cache_clear()
+
+
 def untimed() -> AbstractContextManager[None]:
     """Stop dynamo from timing the guards of compiled code, in every thread.
 
@@ -602,7 +615,7 @@ def _backward_context(plan: Plan, device: str) -> Any:
     """Return the ``backward_pass_autocast`` that makes AOTAutograd equivalent to the plan.
 
     AOTAutograd traces the backward pass during the forward, and must be told which autocast context
-    will surround it.
+    will surround it. A context that names no dtype would take that of the forward's context.
     """
     if plan.backward == "inside":
         if plan.thread != "inside":
@@ -611,7 +624,8 @@ def _backward_context(plan: Plan, device: str) -> Any:
             _keywords(c, device) for c in plan.contexts
         ]  # the forward runs in another thread, without autocast
     if plan.backward == "under" and isinstance(plan.backward_context, Autocast):
-        return [_keywords(plan.backward_context, device)]
+        keywords = _keywords(plan.backward_context, device)
+        return [{"dtype": torch.get_autocast_dtype(keywords["device_type"])} | keywords]
     return "off"
 
 

@@ -24,6 +24,7 @@ from amp_fuzz.cases.program import Autocast, Checkpoint, DType, InferenceMode
 from amp_fuzz.findings.minimize.target import part_of, stage_of
 from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.oracle import Divergence, Kind
+from amp_fuzz.oracle.errors import raised
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.upstream import quirks, shipped
 from amp_fuzz.upstream.explain import judge_of
@@ -59,6 +60,20 @@ def test_a_backward_pass_is_traced_under_what_will_surround_it(plan: dict[str, A
         needs_torch(">=2.9")  # before, no autocast can be told
     island = under(Autocast(enabled=False), call("mm", "x0", "w1"))
     verdict = judge(AOT, case(INPUTS, island, **plan))
+    assert verdict.outcome == "agreed", verdict.divergence
+
+
+def test_a_backward_context_without_a_dtype_has_the_default() -> None:
+    needs_torch(">=2.9")  # before, no autocast can be told
+    body = call("bmm", "x0", "w1"), call("mul.scalar", "v0", 65536.0, to="v1")  # inf in float16
+    plan = {"contexts": (Autocast(dtype="float16"),), "backward_context": Autocast()}
+    example = case(
+        [x("x0", 1, 1, 1), x("w1", 1, 1, 1)],
+        under(Autocast(enabled=False), *body),
+        backward="under",
+        **plan,
+    )
+    verdict = judge(AOT, example)
     assert verdict.outcome == "agreed", verdict.divergence
 
 
@@ -461,3 +476,17 @@ def test_a_script_says_what_surrounds_the_backward_pass_only_if_it_matters(
     one = case([x("x0", 2, 3), weight], call("mm", "x0", weight.name), backward=backward)
     text = CompileBackend("aot_eager").configuration(one)
     assert ("backward_pass_autocast = 'off'" in text) == ("backward_pass_autocast" in text) == said
+
+
+def test_a_case_that_runs_again_ends_as_it_did() -> None:
+    # Which results of fake tensors are views is in a cache that outlives a reset of dynamo.
+    example = case(
+        [x("x0", 2, 4, 1, 2)],
+        call("channel_shuffle", "x0", 1),
+        backward="none",
+        later=((), ()),
+        reuse="region",
+    )
+    FakeTensorMode.cache_clear()
+    first, second = (AOT.run([example])[0] for _ in range(2))
+    assert raised(first) == raised(second)
