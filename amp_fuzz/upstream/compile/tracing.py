@@ -40,12 +40,32 @@ updated in place, until the outermost context ends (documented for `cache_enable
 traces with the cache disabled and has the casts in its graphs: a second step sees the new weight.
 A program that itself changes a weight inside a context depends on the cache: `amp_fuzz.check` says
 so, with the verdict ``stale``.
+
+## compile-functions: l1_loss forgets its weight
+
+```python
+import torch
+
+x, y, w = torch.tensor([1.0, 2.0]).bfloat16(), torch.zeros(2).bfloat16(), torch.tensor([3.0, 5.0])
+loss = torch.nn.functional.l1_loss
+for l1_loss in loss, torch.compile(loss, backend="aot_eager"):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        print(l1_loss(x, y, weight=w.bfloat16(), reduction="sum"))  # 13, bfloat16; 3, float32
+```
+
+Stage aot_eager, in an export and on torchax too. `torch.nn.functional.l1_loss` does not hand its
+`weight` on to `handle_torch_function`, through which AOTAutograd calls it
+([#193003](https://github.com/pytorch/pytorch/pull/193003)). Without autocast the loss is wrong as
+well. Under autocast it has another dtype too: without a weight it is one op, which autocast casts to
+float32, with a weight it is three, which it leaves alone. A value computed from the result is
+right. The reference imitates it by calling the program under a mode of torch functions.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_fuzz.backends.imitation import Imitation, inside
@@ -70,6 +90,15 @@ class _Uncast(TorchDispatchMode):
     ) -> Any:
         with dispatch.exclude():
             return func(*args, **(kwargs or {}))
+
+
+class _HandedOn(TorchFunctionMode):
+    """Call each function through `handle_torch_function`, with the arguments that it is given."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
 
 
 BUGS = (
@@ -105,6 +134,33 @@ BUGS = (
                 AOT,
                 case(
                     [x("x0", 2, 2), x("w1", 2, 2)], call("mm", "x0", "w1"), steps=2, loop="inside"
+                ),
+            ),
+        ),
+    ),
+    Bug(
+        id="compile-functions",
+        what="l1_loss forgets its weight where modes of torch functions are on: in a compiled program, in an export, on torchax",
+        why="the Python function does not hand it on to handle_torch_function; what is left is cast to float32",
+        link="https://github.com/pytorch/pytorch/pull/193003",
+        torch=">=2.7",
+        seen="2.15.0",
+        harm="silent value",
+        backends=(
+            "compile[aot_*",
+            "compile[inductor*",
+            "export*",
+            "torchax*",
+        ),
+        ops=("l1_loss.weight",),
+        imitation=Imitation(wrap=inside(_HandedOn)),
+        examples=(
+            Example(
+                AOT,
+                case(
+                    [x("x0", 3, dtype="bfloat16"), x("x1", 3, dtype="bfloat16"), x("x2", 3)],
+                    call("l1_loss.weight", "x0", "x1", weight="x2", reduction="sum"),
+                    backward="none",
                 ),
             ),
         ),
