@@ -72,8 +72,8 @@ $(STAMP) $(OTHER)/.installed $(MODELS)/.installed: pyproject.toml constraints.tx
 fuzz: $(STAMP)  ## fuzz the installed torch (FUZZ_ARGS="run --profile=ci")
 	$(BIN)/amp-fuzz $(FUZZ_ARGS)
 
-open: $(STAMP)  ## judge the unexplained cases in tests/cases/open, and print a table
-	$(BIN)/python benchmarks/open_cases.py
+open: $(STAMP)  ## judge the findings again that the package lists and nobody has explained
+	$(BIN)/amp-fuzz baseline check --baseline=amp_fuzz/findings/open.toml
 
 pages: $(STAMP)  ## write the pages of known bugs and of honest runs (docs/findings, docs/evidence)
 	@failed=; for page in findings measured; do $(BIN)/python docs/$$page.py || failed=yes; done; test -z "$$failed"

@@ -28,14 +28,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.backends import BackendError, backends
 from amp_fuzz.backends.harness import quiet
-from amp_fuzz.cases.case import Case, load, loads
+from amp_fuzz.cases.case import Case, loads
 from amp_fuzz.oracle.labels import guilty_op
 from amp_fuzz.records.fingerprint import fingerprint
 from amp_fuzz.runs.engine import Settings, Task, draw
+from amp_fuzz.runs.setup import open_findings
 from amp_fuzz.upstream import BUGS, shipped
 from amp_fuzz.upstream.explain import judge_of
 from benchmarks.common import arguments
-from benchmarks.open_cases import OPEN, index
 
 CASES = Path(__file__).with_name("golden.jsonl.xz")
 SEED = 20261124
@@ -97,8 +97,7 @@ def drawn() -> Iterator[tuple[str, Case]]:
     """Yield each golden case with its backend."""
     for bug in BUGS.values():
         yield from ((example.backend, example.case) for example in bug.examples)
-    for name, entry in index().items():
-        yield entry["backend"], load(OPEN / f"{name}.json")
+    yield from ((entry.backend, entry.load()) for entry in open_findings().entries)
     for name, count in COUNTS.items():
         for case in draw(Task(name, "all", (), count, SEED), Settings((name,))):
             yield name, case

@@ -10,7 +10,7 @@ them (``--again=known``). A case of which the process died is recorded when the 
 
 Writes counts, what each entry explained and what is not explained into torchax_hunt.json beside it
 (or ``--output=FILE``); other backends stay as they were. The cases that are not explained become
-case files in DIR/open. `make open` judges those of tests/cases/open, where they belong.
+case files in DIR/open.
 """
 
 from __future__ import annotations

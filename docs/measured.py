@@ -30,8 +30,8 @@ TEXT = """\
 Cases of a torch that nobody broke, as a run draws them: up to 12 statements, with backward passes.
 A case that diverges is the backend's own, which shows the same without autocast
 ([Attribution](../internals/attribution.md)), or a known bug, or not explained. A new draw may meet
-another bug, which counts as new until a list names it. `make open` judges the unexplained cases
-that are kept in `tests/cases/open`.
+another bug, which counts as new until a list names it. What the package lists as
+[open](../guide/triage.md#open-findings) counts as not explained.
 
 ## Compilers, TorchScript and others
 

@@ -59,7 +59,7 @@ __all__ = ["Met", "Step", "examine"]
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """A case shows this cause. entry: the baseline entry that accepts it, `OWN`, or ""."""
+    """A case shows this cause. entry: the entry that accepts it, `OWN`, or ""."""
 
     fingerprint: str
     entry: str = ""

@@ -20,6 +20,7 @@ __all__ = [
     "GIVEN",
     "MOST_EXCESS",
     "NOTE_KINDS",
+    "OPEN",
     "OWN",
     "BackendRecord",
     "BaselineRecord",
@@ -56,6 +57,9 @@ DIVERGING: tuple[Outcome, ...] = ("backend", "known", "diverged")
 
 OWN: Literal["backend"] = "backend"
 """In the place of a known bug: the backend differs in the same way without autocast."""
+
+OPEN = "open-"
+"""The beginning of the id of a finding that the package lists and nobody has explained."""
 
 
 def listed(known: str) -> bool:

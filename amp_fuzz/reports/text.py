@@ -139,7 +139,9 @@ def _missing(backends: Sequence[BackendView], width: int) -> Iterator[str]:
 def _known(view: View, width: int) -> Iterator[str]:
     if not view.known:
         return
-    yield f"known findings: {plural(view.known_cases, 'case')}, each explained"
+    left = sum(k.cases for k in view.known if k.open)
+    explained = f"{left:,} not explained" if left else "each explained"
+    yield f"known findings: {plural(view.known_cases, 'case')}, {explained}"
     for k in view.known:
         yield from _known_entry(k, width)
 

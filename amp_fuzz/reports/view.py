@@ -17,6 +17,7 @@ from amp_fuzz.cases.case import Case
 from amp_fuzz.records.fingerprint import plan_words, title
 from amp_fuzz.records.schema import (
     GIVEN,
+    OPEN,
     OWN,
     BaselineRecord,
     DivergenceRecord,
@@ -129,6 +130,11 @@ class KnownView:
     kinds: tuple[tuple[str, int], ...]
     ops: tuple[tuple[str, int], ...]
     replay: str
+
+    @property
+    def open(self) -> bool:
+        """Whether it is listed, and nobody has explained it."""
+        return self.id.startswith(OPEN)
 
     @property
     def url(self) -> str:
@@ -704,8 +710,7 @@ def _verdict(
         kind = "known"
         about = "Nothing new about autocast" if own else "Nothing new"
         sentence = (
-            f"{about}: of {over}, {explained:,} diverged, and "
-            f"{_explaining(len(known))} them all.{but}{failing}"
+            f"{about}: of {over}, {explained:,} diverged, and {_explaining(known)}.{but}{failing}"
         )
     elif own:
         sentence = (
@@ -717,8 +722,13 @@ def _verdict(
     return Verdict("new" if failing else kind, sentence, report)
 
 
-def _explaining(findings: int) -> str:
-    return f"{plural(findings, 'known finding')} explain{'s' if findings == 1 else ''}"
+def _explaining(known: Sequence[KnownView]) -> str:
+    left, one = sum(view.open for view in known), len(known) == 1
+    findings = plural(len(known), "known finding")
+    if not left:
+        return f"{findings} explain{'s' if one else ''} them all"
+    which = "which" if one else f"of which {left:,}"
+    return f"{findings} cover{'s' if one else ''} them all, {which} nobody has explained"
 
 
 def _failing(data: RunData, noted: Iterable[NoteView], own: int) -> str:

@@ -87,13 +87,13 @@ class Settings:
     names of the ops that programs are drawn from. seconds: when the run ends; 0 is never. clock:
     the time in seconds. deadline: when the run ends by that clock, which all processes share.
     timeout: CPU seconds that a case may take. memory: GiB that a worker may hold. isolate: run
-    cases in worker processes, or else in this one.
-    minimize: seconds for minimising each new finding. fail_fast: stop at the first new divergence.
-    notes: the kinds of notes to look for, including those of fail_on, which fail the run. baseline:
-    the findings that the project accepts. overdue: accepted findings that have expired; they count
-    as new. kept: cases to judge first, each with its backend and the family to count it under.
-    done: cases that need not run again, by backend and family: their ids, and the kernels that they
-    reached.
+    cases in worker processes, or else in this one. minimize: seconds for minimising each new
+    finding. fail_fast: stop at the first new divergence. notes: the kinds of notes to look for,
+    including those of fail_on, which fail the run. baseline: the findings that the project accepts.
+    overdue: accepted findings that have expired; they count as new. open: the findings that the
+    package lists and nobody has explained. kept: cases to judge first, each with its backend and
+    the family to count it under. done: cases that need not run again, by backend and family: their
+    ids, and the kernels that they reached.
     """
 
     backends: tuple[str, ...]
@@ -118,8 +118,14 @@ class Settings:
     fail_on: tuple[str, ...] = ()
     baseline: tuple[Entry, ...] = ()
     overdue: tuple[Entry, ...] = ()
+    open: tuple[Entry, ...] = ()
     kept: tuple[tuple[str, str, Case], ...] = ()
     done: Mapping[tuple[str, str], Mapping[str, frozenset[str]]] = field(default_factory=dict)
+
+    @property
+    def accepted(self) -> tuple[Entry, ...]:
+        """The findings that fail no run."""
+        return *self.baseline, *self.open
 
 
 @dataclass(frozen=True, slots=True)
@@ -511,7 +517,7 @@ def _kept(verdict: Verdict, task: Task, settings: Settings) -> Generator[Event, 
     if listed(verdict.known):
         return []
     found = fingerprinted(verdict.finding(task.family, verdict.case))
-    entry = match(settings.baseline, found)
+    entry = match(settings.accepted, found)
     if entry is None:
         yield Finding(found, new=not found.known)
     return [Met(found.fingerprint, entry.id if entry else found.known)]
@@ -531,7 +537,7 @@ def _examined(
         judge,
         verdict,
         groups,
-        settings.baseline,
+        settings.accepted,
         family=task.family,
         seconds=_patience(settings),
         seen=seen,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from packaging.specifiers import InvalidSpecifier
 
+from amp_fuzz import findings
 from amp_fuzz.catalogue import CATALOGUE, select
 from amp_fuzz.config import OPTIONS, Options, judging_options
 from amp_fuzz.oracle.rounding import THRESHOLD
@@ -41,6 +42,7 @@ __all__ = [
     "Session",
     "baseline_of",
     "known_of",
+    "open_findings",
     "prepare",
     "versions",
 ]
@@ -83,7 +85,7 @@ def prepare(options: Options, *, command: str = "") -> Session:
     alone = any(isinstance(backend, Alone) and backend.alone() for backend in chosen)
     started = datetime.now(UTC)
     baseline = baseline_of(options)
-    held = _held(baseline, chosen)
+    held, listed = _held(baseline, chosen), _held(open_findings(), chosen)
     today = started.date()
     record = RunRecord(
         # Runs sorted by name are in order of time.
@@ -99,10 +101,13 @@ def prepare(options: Options, *, command: str = "") -> Session:
         fail_on=options.fail_on,
         require_coverage=options.require_coverage,
         options=tuple(judging_options()),
-        known=tuple(
-            KnownRecord(entry.id, entry.what, entry.why, entry.link)
-            for entry in known
-            if any(entry.on(backend.name) for backend in chosen)
+        known=(
+            *(
+                KnownRecord(entry.id, entry.what, entry.why, entry.link)
+                for entry in known
+                if any(entry.on(backend.name) for backend in chosen)
+            ),
+            *(KnownRecord(e.id, e.reason, "nobody has explained it", e.link) for e in listed),
         ),
         machine=surroundings.machine(),
         commits=surroundings.commits(),
@@ -132,6 +137,7 @@ def prepare(options: Options, *, command: str = "") -> Session:
         fail_on=options.fail_on,
         baseline=tuple(entry for entry in held if not entry.expired(today)),
         overdue=tuple(entry for entry in held if entry.expired(today)),
+        open=listed,
     )
     return Session(record, settings, chosen)
 
@@ -165,6 +171,11 @@ def baseline_of(options: Options) -> Baseline:
     here = Path.cwd()
     found = next((p for f in (here, *here.parents) if (p := f / path.name).is_file()), path)
     return read(found)
+
+
+def open_findings() -> Baseline:
+    """Return the findings that the package lists and nobody has explained."""
+    return read(Path(findings.__file__).with_name("open.toml"), missing=False)
 
 
 def _held(baseline: Baseline, chosen: Iterable[Backend]) -> tuple[Entry, ...]:

@@ -556,7 +556,7 @@ class Supervisor:
         """
         about = incident.backend, incident.kind, incident.case, incident.detail, incident.family
         record = fingerprinted(unanswered(*about, op=op))
-        entry = match(self.settings.baseline, record)
+        entry = match(self.settings.accepted, record)
         known = entry.id if entry else ""
         record = msgspec.structs.replace(record, known=known, output=incident.output)
         self.writer.write(record)

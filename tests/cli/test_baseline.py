@@ -60,8 +60,8 @@ def accepted(amp_fuzz: Command, *more: str) -> Done:
     return done
 
 
-def entries(folder: Path) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = tomllib.loads((folder / FILE).read_text())["finding"]
+def entries(folder: Path, name: str = FILE) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = tomllib.loads((folder / name).read_text())["finding"]
     return found
 
 
@@ -80,6 +80,32 @@ def test_an_accepted_finding_passes(amp_fuzz: Command, found: None, tmp_path: Pa
     known = [r for r in judged if isinstance(r, CaseRecord) and r.outcome == "known"]
     assert {r.known for r in known} == {entry["id"]}
     assert len(known) > 2
+
+
+LISTING = """
+from pathlib import Path
+from amp_fuzz.records.baseline import read
+from amp_fuzz.runs import setup
+setup.open_findings = lambda: read(Path("open.toml"))
+"""
+
+
+def test_an_open_finding_of_the_package_passes_and_is_told_as_not_explained(
+    amp_fuzz: Command, found: None, tmp_path: Path
+) -> None:
+    accepted(amp_fuzz)
+    file = (tmp_path / FILE).rename(tmp_path / "open.toml")
+    (entry,) = entries(tmp_path, file.name)
+    file.write_text(file.read_text().replace(f'id = "{entry["id"]}"', 'id = "open-abs"'))
+    (tmp_path / "listing.py").write_text(LISTING)
+    done = amp_fuzz(*FEW, "-v", "--plugins=listing")
+    assert (done.code, done.err) == (0, "")
+    assert "baseline" not in done.out
+    said = " ".join(done.out.split())
+    assert "1 known finding covers them all, which nobody has explained" in said
+    assert "5 cases, 5 not explained open-abs: 5 cases (moody-cpu 5) waits for upstream" in said
+    file.write_text("")
+    assert amp_fuzz(*FEW, "--plugins=listing").code == 1  # the list is all that keeps it quiet
 
 
 @pytest.mark.thorough

@@ -46,11 +46,15 @@ def test_a_case_that_ended_its_process_counts(tmp_path: Path) -> None:
     run = RunRecord("r", 7, "dev", (backend,), versions, "2026-01-01T00:00:00+00:00")
     store = Store(tmp_path)
     store.begin(run)
-    crash, agreed = (case([x("x0", n)], call("exp", "x0")) for n in (1, 2))
+    crash, agreed, left = (case([x("x0", n)], call("exp", "x0")) for n in (1, 2, 3))
     writer = store.writer("r", "0")
+    # Listed as open: nobody has explained it.
+    known = {"op": "exp", "kind": "dtype", "known": "a-bug+open-exp"}
+    writer.write(CaseRecord(left.id, "fake-mtia", "all", "known", ("exp",), (), {}, **known))
     writer.write(CaseRecord(agreed.id, "fake-mtia", "all", "agreed", ("exp",), (), {}))
     writer.write(unanswered("fake-mtia", "crash", crash, "the worker died", "all", "exp"))
     writer.close()
     (found,) = rows(store, "r")
-    assert (found["cases"], found["agreed"], found["unexplained"]) == (2, 1, {"crash exp": 1})
+    unexplained = {"dtype exp": 1, "crash exp": 1}
+    assert (found["cases"], found["agreed"], found["unexplained"]) == (3, 1, unexplained)
     assert (found["own"], found["known"]) == (0, 0)

@@ -1,0 +1,27 @@
+"""The findings that the package lists as open can be used, and accept no more than they name."""
+
+from __future__ import annotations
+
+import pytest
+
+from amp_fuzz.backends import backends
+from amp_fuzz.cases.program import statements
+from amp_fuzz.catalogue import check
+from amp_fuzz.catalogue.core import REGISTRY
+from amp_fuzz.records.baseline import Entry
+from amp_fuzz.records.schema import OPEN
+from amp_fuzz.runs.setup import open_findings
+from amp_fuzz.versions import holds
+
+ENTRIES = open_findings().entries
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
+def test_each_open_finding_names_an_op_and_a_backend_that_there_is(entry: Entry) -> None:
+    assert entry.id.startswith(OPEN)
+    assert entry.op.strip("*")
+    assert entry.kind not in ("context", "policy", "state")  # of these the plan matters, not the op
+    assert entry.backend in backends()
+    program = entry.load().program
+    if all(holds(REGISTRY[s.op].torch) for s in statements(program.body)):
+        check(program)
