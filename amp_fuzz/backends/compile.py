@@ -625,7 +625,8 @@ def _backward_context(plan: Plan, device: str) -> Any:
         ]  # the forward runs in another thread, without autocast
     if plan.backward == "under" and isinstance(plan.backward_context, Autocast):
         keywords = _keywords(plan.backward_context, device)
-        return [{"dtype": torch.get_autocast_dtype(keywords["device_type"])} | keywords]
+        keywords.setdefault("dtype", torch.get_autocast_dtype(keywords["device_type"]))
+        return [keywords]
     return "off"
 
 
