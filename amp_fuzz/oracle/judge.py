@@ -22,7 +22,7 @@ from amp_fuzz.oracle.trial import Skip, Trial
 from amp_fuzz.oracle.verdict import Verdict
 from amp_fuzz.records.schema import OWN, Note, Outcome
 
-__all__ = ["Explain", "Explanation", "Judge", "Unexplained", "broken", "confirmed"]
+__all__ = ["Explain", "Explanation", "Judge", "Unexplained", "apart", "broken", "confirmed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class Judge:
 
         The rest is confirmed and explained once more.
         """
-        rest, left, mine = _beside(trial, found)
+        rest, left, mine = apart(trial, found)
         if left is None:
             return Explanation(found, OWN)
         said = self.explain(rest, left, confirmed=False)
@@ -154,7 +154,7 @@ class Judge:
             return _joined(said, mine, rest.own)
         left = confirmed(rest, said.divergence) if self.confirm else said.divergence
         if left.kind == "nondeterminism":
-            rest, other, changing = _beside(rest, left)
+            rest, other, changing = apart(rest, left)
             if other is None:
                 return Explanation(left, OWN)
             if changing:
@@ -162,7 +162,7 @@ class Judge:
         return _joined(self.explain(rest, left, confirmed=True), mine, rest.own)
 
 
-def _beside(trial: Trial, found: Divergence) -> tuple[Trial, Divergence | None, bool]:
+def apart(trial: Trial, found: Divergence) -> tuple[Trial, Divergence | None, bool]:
     """Return the trial without what the backend does without autocast too, and what diverges there.
 
     And whether there is such a part.

@@ -14,9 +14,10 @@ from functools import partial
 from amp_fuzz.backends.harness import Observation, quiet
 from amp_fuzz.cases.program import statements
 from amp_fuzz.oracle import RELATIONS, Divergence, check_relation, compare
-from amp_fuzz.oracle.judge import broken
+from amp_fuzz.oracle.judge import apart, broken
 from amp_fuzz.oracle.labels import Named, guilty_op, named, tainted
 from amp_fuzz.oracle.trial import Trial
+from amp_fuzz.records.schema import OWN
 from amp_fuzz.upstream.imitate import imitated
 from amp_fuzz.upstream.known import Known
 from amp_fuzz.upstream.registry import quirks
@@ -182,9 +183,14 @@ class Remedied:
                 return ""
             if found.kind == "nondeterminism" and not _repeats(again):
                 return ""
-            rest = again.compare()
+            rest, mine = again.compare(), False
+            if rest is not None:
+                again, rest, mine = apart(again, rest)
             more = self.explain(again, rest) if rest else ""
-        return "" if rest and not more else "+".join(filter(None, (self.entry.id, more)))
+        if rest and not more:
+            return ""
+        ids = [self.entry.id, *filter(None, more.split("+")), *[OWN] * mine]
+        return "+".join(dict.fromkeys(ids))
 
 
 def _repeats(trial: Trial) -> bool:

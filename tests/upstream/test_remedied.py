@@ -48,14 +48,21 @@ class Changing(WrongKernel):
     ids=str,
 )
 def test_what_is_left_without_a_part_must_repeat_and_be_known(wrong: list[bool], said: str) -> None:
-    backend = Changing(eager(), "neg", always=True, wrong=iter(wrong))
+    backend = Changing(eager(), "neg", always=True, wrong=chain(wrong, repeat(False)))
     remedied = Remedied(GAP, lambda trial, found: "other")
     assert remedied.explains(Trial.of(CASE, backend), CHANGES) == said
 
 
 def test_what_is_left_without_a_part_and_not_known_is_not_explained() -> None:
-    backend = Changing(eager(), "neg", always=True, wrong=iter([False, True, True]))
+    wrong = chain([False, True, True], repeat(False))
+    backend = Changing(eager(), "neg", always=True, wrong=wrong)
     assert not Remedied(GAP, lambda trial, found: "").explains(Trial.of(CASE, backend), CHANGES)
+
+
+def test_what_is_left_without_a_part_may_be_the_backend_s_own() -> None:
+    backend = Changing(eager(), "neg", always=True, wrong=chain([False], repeat(True)))
+    said = Remedied(GAP, lambda trial, found: "").explains(Trial.of(CASE, backend), CHANGES)
+    assert said == "compile-custom-op-promise+backend"
 
 
 @pytest.mark.parametrize("reuse", ["graph", "region"])

@@ -33,8 +33,8 @@ alone. After a call under `no_grad`, a later one may lose its gradient. `torch.e
 new input conditions (shape, dtype, device, stride, globals etc.) make the cached version invalid to
 reuse, it will transparently re-compile the region", "correctness is always preserved".
 
-**What the entry explains.** A program with a nested region that agrees without that region: its
-calls in the same graph, one after the other.
+**What the entry explains.** A program with a nested region that agrees without that region, or shows
+what the backend does without autocast too: its calls in the same graph, one after the other.
 
 **Upstream.** Not reported that we know of.
 
