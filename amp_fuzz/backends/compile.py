@@ -17,7 +17,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -107,7 +107,8 @@ class CompileBackend(TorchRepros, TorchBackend):
             return Availability("missing", "a C++ compiler: install g++, or set CXX")
         if self.rung == "inductor" and self.device != "cpu" and find_spec("triton") is None:
             return Availability("missing", "pip install triton")
-        if self.promise == "all" and self.device == "cpu" and holds("<2.13"):
+        emulates = self.rung == "inductor" and self.promise == "all"
+        if emulates and self.device == "cpu" and holds("<2.13"):
             return Availability("missing", "needs torch 2.13: before, nothing is emulated on a CPU")
         return TorchBackend.availability(self)
 
@@ -444,9 +445,12 @@ class CompileBackend(TorchRepros, TorchBackend):
 
     @property
     def promise(self) -> Promise:
-        """The roundings that it promises: Inductor those of written casts, or all if asked."""
+        """The roundings that it makes: Inductor those of written casts, or all if asked.
+
+        Below it a graph runs op by op.
+        """
         emulates = ("emulate_precision_casts", True) in self.options
-        return "all" if emulates else "written"
+        return "all" if emulates or self.rung in ("eager", "aot_eager") else "written"
 
     def reference(self) -> ReferenceRuntime:
         """Return the reference on the same device.
@@ -615,32 +619,34 @@ def _backward_context(plan: Plan, device: str) -> Any:
     """Return the ``backward_pass_autocast`` that makes AOTAutograd equivalent to the plan.
 
     AOTAutograd traces the backward pass during the forward, and must be told which autocast context
-    will surround it. A context that names no dtype would take that of the forward's context.
+    will surround it. What the forward of a graph runs under is something else in another thread, or
+    after a break of the graph in a decorated function.
     """
     if plan.backward == "inside":
-        if plan.thread != "inside":
+        if plan.thread != "inside" and plan.entry != "decorator":
             return "same_as_forward"
-        return [
-            _keywords(c, device) for c in plan.contexts
-        ]  # the forward runs in another thread, without autocast
+        around = plan.contexts[:-1] if plan.entry == "decorator" else plan.contexts
+        return list(_keywords(around, device)) or "off"
     if plan.backward == "under" and isinstance(plan.backward_context, Autocast):
-        keywords = _keywords(plan.backward_context, device)
-        keywords.setdefault("dtype", torch.get_autocast_dtype(keywords["device_type"]))
-        return [keywords]
+        return list(_keywords([plan.backward_context], device))
     return "off"
 
 
-def _keywords(context: Autocast, device: str) -> dict[str, Any]:
-    """Return the arguments of ``torch.autocast``."""
-    keywords: dict[str, Any] = {
-        "device_type": context.device or device,
-        "enabled": context.enabled,
-    }
-    if context.dtype is not None:
-        keywords["dtype"] = getattr(torch, context.dtype)
-    if context.cache_enabled is not None:
-        keywords["cache_enabled"] = context.cache_enabled
-    return keywords
+def _keywords(contexts: Iterable[Autocast], device: str) -> Iterator[dict[str, Any]]:
+    """Yield the arguments of ``torch.autocast`` of each context.
+
+    One that names no dtype has that of the context around it, here as in eager, and not that of the
+    forward's.
+    """
+    inherited: dict[str, torch.dtype] = {}
+    for context in contexts:
+        kind = context.device or device
+        dtype = getattr(torch, context.dtype) if context.dtype else inherited.get(kind)
+        inherited[kind] = dtype or torch.get_autocast_dtype(kind)
+        keywords = {"device_type": kind, "enabled": context.enabled, "dtype": inherited[kind]}
+        if context.cache_enabled is not None:
+            keywords["cache_enabled"] = context.cache_enabled
+        yield keywords
 
 
 def _compiler() -> str | None:

@@ -342,9 +342,11 @@ class Trial:
     @_once
     def rounding(self) -> Rounding:
         """Return the oracle of rounding under this trial's imitation."""
-        with self.within_scope():
-            written = shadows_of(self.backend).casts(self.case)
-        promised = self.shadowed(promise="written") if written else None
+        promise = self.backend.reference().promise
+        if promise != "all":
+            with self.within_scope():
+                promise = "written" if shadows_of(self.backend).casts(self.case) else "none"
+        promised = self.shadowed(promise=promise) if promise != "none" else None
         return Rounding(self.shadowed(), promised=promised)
 
     def near(self, label: str, one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -26,12 +26,15 @@ from amp_fuzz.cases.program import (
     Node,
     NoGrad,
     Program,
+    Ref,
     Region,
     Statement,
+    TensorSpec,
     Uncompiled,
     regions,
     returning_all,
     returning_last,
+    statements,
     transform,
 )
 from amp_fuzz.cases.settings import SETTINGS
@@ -512,8 +515,8 @@ def draw_case(
     settings: that a plan may have; one plan in eight has one or two. mixed: of so many cases, one
     gets CPU tensors beside those of the device, if its program can have any; 0: none does. breaks:
     of so many cases, one has a part that compilers leave to eager; then, where a context is around
-    the backward pass, half of the programs have a part without autocast, and no function is
-    transformed. 0: none of that.
+    the backward pass, three of four programs have a part without autocast, half of them a layer of
+    its own, and no function is transformed. 0: none of that.
     """
     plan = draw_plan(source, device, trains=trains, transforms=not breaks)
     if plan.transform != "none" and ops is not None and not _transformable(ops):
@@ -544,9 +547,35 @@ def draw_case(
     if islands and not case.plan.later and integer(source, 2):
         body = _wrapped(source, case.program.body, Autocast(enabled=False))
         case = case.with_program(body=body)
+    whole = ops is None or any(op.name == _LAYER for op in ops)
+    if islands and whole and not case.plan.later and integer(source, 2):
+        case = msgspec.structs.replace(case, program=_head(source, case.program))
     if breaks and integer(source, breaks) == breaks - 1:
         case = case.with_program(body=_wrapped(source, case.program.body, Uncompiled()))
     return case
+
+
+_LAYER = "mm"
+
+
+def _head(source: Bytes, program: Program) -> Program:
+    """Return a program with a float32 layer in a region without autocast, first or last.
+
+    Its backward pass is cast where autocast is on around that.
+    """
+    last, rows, inner, columns = digits(source, 2, 4, 4, 4)
+    count = len(program.inputs)
+    x, w = f"x{count}", f"w{count + 1}"
+    given = (
+        TensorSpec(x, (rows + 1, inner + 1), "float32"),
+        TensorSpec(w, (inner + 1, columns + 1), "float32", role="weight"),
+    )
+    made = f"v{sum(len(node.outputs) for node in statements(program.body))}"
+    layer = Region(
+        Autocast(enabled=False), (Statement(_LAYER, "function", (Ref(x), Ref(w)), outputs=(made,)),)
+    )
+    body = (*program.body, layer) if last else (layer, *program.body)
+    return Program((*program.inputs, *given), body, (*program.outputs, made))
 
 
 def _wrapped(source: Bytes, body: tuple[Node, ...], context: Context) -> tuple[Node, ...]:

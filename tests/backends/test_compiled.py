@@ -20,7 +20,7 @@ from amp_fuzz.backends import compile as compiled
 from amp_fuzz.backends.compile import LADDER, CompileBackend
 from amp_fuzz.backends.harness import Observation, quiet
 from amp_fuzz.cases.case import Case
-from amp_fuzz.cases.program import Autocast, Checkpoint, DType, InferenceMode
+from amp_fuzz.cases.program import Autocast, Checkpoint, DType, InferenceMode, Uncompiled
 from amp_fuzz.findings.minimize.target import part_of, stage_of
 from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.oracle import Divergence, Kind
@@ -75,6 +75,26 @@ def test_a_backward_context_without_a_dtype_has_the_default() -> None:
     )
     verdict = judge(AOT, example)
     assert verdict.outcome == "agreed", verdict.divergence
+
+
+def test_a_backward_pass_after_a_break_in_a_decorated_function_is_outside_of_its_context() -> None:
+    needs_torch(">=2.9")
+    broken = under(Uncompiled(), call("neg", "x2"))
+    island = under(Autocast(enabled=False), call("mm", "x0", "w1", to="v1"))
+    example = case([x("x0", 2, 2), x("w1", 2, 2), x("x2")], broken, island, entry="decorator")
+    verdict = judge(AOT, example.with_plan(backward="inside"))
+    assert verdict.outcome == "agreed", verdict.divergence
+
+
+def test_a_gradient_without_the_rounding_of_a_cast_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is nearer to the exact gradient, by less than the casts of the reference round."""
+    needs_torch(">=2.9")
+    island = under(Autocast(enabled=False), call("mm", "x0", "w1"))
+    example = case(INPUTS, island, backward="inside")
+    monkeypatch.setattr(compiled, "_backward_context", lambda *_: "off")
+    found = judge(AOT, example).divergence
+    assert found is not None
+    assert (found.kind, found.where) == ("precision", "w1.grad")
 
 
 def test_guards_are_checked_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,8 +154,8 @@ def _more(record: DivergenceRecord) -> str:
 
 _PROMISED = (
     "A kernel may keep float32 between its steps. But a cast that the program writes asks for a "
-    "rounding, and with `emulate_precision_casts` Inductor promises to round each 16-bit result, "
-    "as eager does."
+    "rounding, a graph that runs op by op rounds each 16-bit result, as eager does, and so does "
+    "Inductor with `emulate_precision_casts`."
 )
 _BAND = re.compile(r"(\S+) \+- (\S+) at (\[.*?\]), (\w+)(.*)")
 _OFF = re.compile(r"(.*): excess (\S+), bias (\S+)")

@@ -62,6 +62,37 @@ is traced, and nothing guards that.
 **What the reference does** to imitate it: each call has the default of the first.
 
 **Upstream.** Discussed in [#191110](https://github.com/pytorch/pytorch/pull/191110).
+
+## compile-checkpoint-cast: a checkpoint raises if a weight's cast is in autocast's cache already
+
+```python
+import torch
+from torch.utils.checkpoint import checkpoint
+
+w = torch.ones(2, 2, requires_grad=True)
+
+
+@torch.compile(backend="eager")
+def f(x):
+    return checkpoint(torch.mm, x, w, use_reentrant=False)
+
+
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    torch.mm(torch.ones(2, 2), w)
+    y = f(torch.ones(2, 2))
+y.sum().backward()
+# RuntimeError: aten._to_copy.default invocation index 1 encountered during backward but not found in storage.
+```
+
+**What torch does** (2.13.0 to 2.15.0), at stage `eager`. Each op of a compiled checkpoint is counted, and
+must come as often when it is computed again. In the forward pass the weight's cast comes from autocast's
+cache, where an op before the checkpoint, or an earlier call in the same context, has put it. Computed
+again, the checkpoint casts anew. In eager the same checkpoint is right; with selective checkpoints it
+raises there, too.
+
+**What the entry explains.** This error of a backward pass, and no other.
+
+**Upstream.** [#193338](https://github.com/pytorch/pytorch/issues/193338).
 """
 
 from __future__ import annotations
@@ -69,7 +100,7 @@ from __future__ import annotations
 from amp_fuzz.backends.imitation import Imitation
 from amp_fuzz.cases.build import F16, call, case, under, x
 from amp_fuzz.cases.case import Case
-from amp_fuzz.cases.program import Autocast, AutocastDType
+from amp_fuzz.cases.program import Autocast, AutocastDType, Checkpoint
 from amp_fuzz.upstream.bug import Bug, Example
 
 __all__ = ["BUGS"]
@@ -145,6 +176,30 @@ BUGS = (
                     later=((AutocastDType("float16"),),),
                     backward="none",
                 ),
+            ),
+        ),
+    ),
+    Bug(
+        id="compile-checkpoint-cast",
+        what="a compiled checkpoint raises in the backward pass if a weight's cast is in autocast's cache before it",
+        why="its ops are counted, and the cast that came from the cache comes anew when it is computed again",
+        link="https://github.com/pytorch/pytorch/issues/193338",
+        torch=">=2.13",
+        seen="2.15.0",
+        harm="raises",
+        backends=("compile[eager]",),
+        kinds=("raise",),
+        ops=("*",),
+        observed=r"aten\._to_copy\.default invocation index \d+ encountered during backward",
+        examples=(
+            Example(
+                "compile[eager]",
+                case(
+                    [x("x0", 2, 2), x("w1", 2, 2)],
+                    call("mm", "x0", "w1"),
+                    under(Checkpoint(), call("mm", "x0", "w1", to="v1")),
+                ),
+                wrong="",
             ),
         ),
     ),
