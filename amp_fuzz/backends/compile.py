@@ -39,7 +39,16 @@ from amp_fuzz.backends.reproducing import TorchRepros, opaque, source_of
 from amp_fuzz.backends.source import program_source
 from amp_fuzz.backends.torch_base import TorchBackend, numbers, under
 from amp_fuzz.backends.torch_state import in_compiling_thread, in_thread_alike, torch_state
-from amp_fuzz.cases.case import CUSTOM_OPS, Case, Plan, breaks_graphs, inferring, opened, unbroken
+from amp_fuzz.cases.case import (
+    CUSTOM_OPS,
+    FUNCTIONS,
+    Case,
+    Plan,
+    breaks_graphs,
+    inferring,
+    opened,
+    unbroken,
+)
 from amp_fuzz.cases.program import (
     Autocast,
     AutocastDType,
@@ -620,8 +629,11 @@ def _backward_context(plan: Plan, device: str) -> Any:
 
     AOTAutograd traces the backward pass during the forward, and must be told which autocast context
     will surround it. What the forward of a graph runs under is something else in another thread, or
-    after a break of the graph in a decorated function.
+    after a break of the graph in a decorated function. A function of one's own runs the graph again
+    in its backward, and back from there.
     """
+    if plan.entry in FUNCTIONS:
+        return "same_as_forward"
     if plan.backward == "inside":
         if plan.thread != "inside" and plan.entry != "decorator":
             return "same_as_forward"

@@ -42,6 +42,7 @@ from amp_fuzz.cases.settings import SETTINGS
 __all__ = [
     "CUSTOM_OPS",
     "FORMAT",
+    "FUNCTIONS",
     "Case",
     "CaseError",
     "Entry",
@@ -66,6 +67,11 @@ Entry: TypeAlias = Literal[
     "function",
     "function_apart",
 ]
+FUNCTIONS: tuple[Entry, ...] = (
+    *("custom_fwd", "cast_inputs", "setup_context"),
+    *("function", "function_apart"),
+)
+"""The entries with an ``autograd.Function`` whose backward runs the program again."""
 CUSTOM_OPS: tuple[Entry, ...] = ("custom_op", "register_autocast")
 Backward: TypeAlias = Literal["none", "outside", "inside", "under"]
 Transform: TypeAlias = Literal["none", "grad", "vmap", "vmap_grad"]

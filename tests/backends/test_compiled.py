@@ -19,7 +19,7 @@ from amp_fuzz.backends import backends, choose
 from amp_fuzz.backends import compile as compiled
 from amp_fuzz.backends.compile import LADDER, CompileBackend
 from amp_fuzz.backends.harness import Observation, quiet
-from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.case import FUNCTIONS, Case
 from amp_fuzz.cases.program import Autocast, Checkpoint, DType, InferenceMode, Uncompiled
 from amp_fuzz.findings.minimize.target import part_of, stage_of
 from amp_fuzz.findings.repro.script import repro
@@ -84,6 +84,14 @@ def test_a_backward_pass_after_a_break_in_a_decorated_function_is_outside_of_its
     example = case([x("x0", 2, 2), x("w1", 2, 2), x("x2")], broken, island, entry="decorator")
     verdict = judge(AOT, example.with_plan(backward="inside"))
     assert verdict.outcome == "agreed", verdict.divergence
+
+
+@pytest.mark.parametrize("entry", [entry for entry in FUNCTIONS if entry != "setup_context"])
+def test_a_function_of_one_s_own_runs_back_under_what_it_runs_again_under(entry: Any) -> None:
+    island = under(Autocast(enabled=False), call("mm", "x0", "w1"))
+    for backward in ("outside", "inside"):
+        verdict = judge(AOT, case(INPUTS, island, entry=entry, backward=backward))
+        assert verdict.outcome == "agreed", verdict.divergence
 
 
 def test_a_gradient_without_the_rounding_of_a_cast_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
