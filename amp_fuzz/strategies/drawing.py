@@ -515,8 +515,8 @@ def draw_case(
     settings: that a plan may have; one plan in eight has one or two. mixed: of so many cases, one
     gets CPU tensors beside those of the device, if its program can have any; 0: none does. breaks:
     of so many cases, one has a part that compilers leave to eager; then, where a context is around
-    the backward pass, three of four programs have a part without autocast, half of them a layer of
-    its own, and no function is transformed. 0: none of that.
+    the backward pass, half of the programs have a part without autocast, and half a layer, and no
+    function is transformed. 0: none of that.
     """
     plan = draw_plan(source, device, trains=trains, transforms=not breaks)
     if plan.transform != "none" and ops is not None and not _transformable(ops):
