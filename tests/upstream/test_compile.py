@@ -177,6 +177,18 @@ def test_an_lstm_whose_input_is_trained_is_computed_by_cells(options: Any) -> No
     assert wrong.outcome == "diverged"
 
 
+def test_the_gradients_of_a_weight_that_is_used_twice_are_added_in_float32() -> None:
+    """In eager both uses share a cast, and its gradient has 16 bits."""
+    values = "bda6c404"  # beside a gradient of -1.5, bfloat16 cannot hold the sum
+    example = case(
+        [x("x0", 1, 1, values="3f800000"), x("w1", 1, 1, 1), x("x2", 1, 1, 1, values=values)],
+        call("conv1d", "x0", "w1"),
+        call("conv1d", "w1", "x2", to="v1"),
+    )
+    verdict = judged(Example(AOT, example), shipped())
+    assert (verdict.outcome, verdict.known) == ("known", "compile-weight-cache")
+
+
 @pytest.mark.parametrize("observed", ["True became False", "False became True by us"])
 def test_a_guard_that_is_deleted_turns_inference_mode_on_and_nothing_else(observed: str) -> None:
     entry = BUGS["compile-inference-guard"].entry

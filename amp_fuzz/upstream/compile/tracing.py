@@ -38,6 +38,8 @@ for mm in torch.mm, torch.compile(torch.mm, backend="aot_eager"):
 Stage aot_eager. In one context eager uses the cast of a weight again, even after the weight was
 updated in place, until the outermost context ends (documented for `cache_enabled`). AOTAutograd
 traces with the cache disabled and has the casts in its graphs: a second step sees the new weight.
+A weight that is used twice is cast twice, and the two gradients are added in float32, where eager
+adds them in 16 bits.
 A program that itself changes a weight inside a context depends on the cache: `amp_fuzz.check` says
 so, with the verdict ``stale``.
 
@@ -63,6 +65,7 @@ right. The reference imitates it by calling the program under a mode of torch fu
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch.overrides import TorchFunctionMode
@@ -72,6 +75,7 @@ from amp_fuzz.backends.imitation import Imitation, inside
 from amp_fuzz.cases.build import call, case, x
 from amp_fuzz.reference import dispatch
 from amp_fuzz.reference.cache import own_cache
+from amp_fuzz.reference.semantics import Semantics
 from amp_fuzz.upstream.bug import Bug, Example
 
 __all__ = ["BUGS"]
@@ -90,6 +94,11 @@ class _Uncast(TorchDispatchMode):
     ) -> Any:
         with dispatch.exclude():
             return func(*args, **(kwargs or {}))
+
+
+def _casting_anew(semantics: Semantics) -> Semantics:
+    """Use no cast of a weight twice."""
+    return replace(semantics, serves=lambda tensor, made: False)
 
 
 class _HandedOn(TorchFunctionMode):
@@ -128,7 +137,7 @@ BUGS = (
             "compile[aot_*",
             "compile[inductor*",
         ),
-        imitation=Imitation(wrap=inside(own_cache)),
+        imitation=Imitation(semantics=_casting_anew, wrap=inside(own_cache)),
         examples=(
             Example(
                 AOT,
