@@ -68,6 +68,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -97,8 +98,13 @@ class _Uncast(TorchDispatchMode):
 
 
 def _casting_anew(semantics: Semantics) -> Semantics:
-    """Use no cast of a weight twice."""
-    return replace(semantics, serves=lambda tensor, made: False)
+    """Cast a weight for each use, unless it was changed since: that is ``stale`` for a model."""
+
+    def changed(tensor: torch.Tensor, made: torch.Tensor) -> bool:
+        with torch.no_grad():
+            return not torch.equal(semantics.cached_cast(tensor, made.dtype), made)
+
+    return replace(semantics, serves=changed)
 
 
 class _HandedOn(TorchFunctionMode):
