@@ -59,14 +59,14 @@ class Own:
 
     def expected(self, expected: Observation, observed: Observation) -> Observation:
         """Return what is expected of a backend that differs so."""
-        if not (self.raises or self.state):
-            return expected
-        raised = observed.raised if self.raises else expected.raised
-        parts = _parts(observed)
-        leaked = expected.leaked
-        if self.state and parts <= self.state | _parts(expected):
-            leaked = observed.leaked
-        return replace(expected, raised=raised, leaked=leaked)
+        return replace(expected, raised=observed.raised) if self.raises else expected
+
+    def observed(self, observed: Observation) -> Observation:
+        """Return what is left of what was observed: the other parts of the state."""
+        if not self.state:
+            return observed
+        left = [part for part in (observed.leaked or "").split("; ") if part not in self.state]
+        return replace(observed, leaked="; ".join(left) or None)
 
 
 NONE = Own()

@@ -198,11 +198,10 @@ class Trial:
         skip: labels to leave out. unjudged: collects the labels of values that nothing could judge.
         """
         rounding = None if self.backend.exact else self._judgement(unjudged)
-        own, expected = self.own, self.expected
-        if own:
-            expected = own.expected(expected, self.observed)
+        own = self.own
+        sides = own.expected(self.expected, self.observed), own.observed(self.observed)
         left_out = (lambda at: at in own.labels or skip(at)) if own.labels else skip
-        return self._compared(expected, self.observed, rounding, left_out, unjudged)
+        return self._compared(*sides, rounding, left_out, unjudged)
 
     def _compared(
         self,
@@ -343,7 +342,8 @@ class Trial:
     def rounding(self) -> Rounding:
         """Return the oracle of rounding under this trial's imitation."""
         reference = self.backend.reference()
-        if reference.promise == "all" and not reference.numerics.reorders:  # torch's own kernels
+        kernels_of_torch = not reference.arithmetic().reorders
+        if reference.promise == "all" and kernels_of_torch:
             each = self.shadowed(promise="all")
             if self.imitated is not None:
                 each = partial(_some, each, self._unchanged())

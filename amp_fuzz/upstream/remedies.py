@@ -82,11 +82,19 @@ def _without_nested_regions() -> AbstractContextManager[None]:
     return patched(torch.compiler, "nested_compile_region", lambda function: function)
 
 
+def _without_weight_cache() -> AbstractContextManager[None]:
+    """Let contexts that do not say otherwise keep no cast of a weight."""
+    import torch
+
+    return patched(torch, "is_autocast_cache_enabled", lambda: False)
+
+
 WITHOUT: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "elided-casts": lambda: _compiled_with("emulate_precision_casts", True),
     "nested-regions": _without_nested_regions,
     "promised-dtypes": _without_promised_dtypes,
     "stopped-checkpoints": _without_stopped_checkpoints,
+    "weight-cache": _without_weight_cache,
 }
 """How to run torch without what a known entry blames."""
 

@@ -152,6 +152,12 @@ def test_another_fault_without_autocast_explains_none(fault: Fault, kind: str) -
     assert (verdict.outcome, verdict.divergence.kind) == ("diverged", kind)
 
 
+def test_of_a_state_autocasts_part_is_reported() -> None:
+    verdict = judged(both(leaving(MODE), under_autocast(leaving(CACHE))))
+    assert verdict.divergence is not None
+    assert (verdict.outcome, verdict.divergence.observed) == ("diverged", CACHE)
+
+
 def test_of_a_case_with_both_autocasts_part_is_reported() -> None:
     one = case(SQUARES, MM, NEG, backward="none")
     mine = times(2, "v0")

@@ -20,6 +20,7 @@ PARTS: Mapping[str, Callable[[], object]] = {
     "nested-regions": lambda: getattr(torch.compiler, "nested_compile_region", None),
     "promised-dtypes": lambda: CustomOpDef.register_fake,
     "stopped-checkpoints": lambda: torch.utils.checkpoint._enable_checkpoint_early_stop,
+    "weight-cache": lambda: torch.autocast("cpu")._cache_enabled,
 }
 """What each takes away: found, as it is."""
 

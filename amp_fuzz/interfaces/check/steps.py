@@ -310,14 +310,14 @@ def _raising(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
 def _divergence(asked: Asked, checked: Checked, found: Judged) -> Iterator[Ran]:
     """Yield the divergence, then with the others, then with its place."""
     divergence, verdict, counts = _diverged(asked, checked, found), found.verdict, _counts(found)
+    if found.stale and not found.after and _casts_again(asked, checked):
+        yield asked.ran("stale", messages.AGAIN, advice=stale.ADVICE, **counts)
+        return
     if listed(verdict.known):
         ids = verdict.known.split("+")
         told = tuple(messages.listed(entry) for entry in asked.known if entry.id in ids)
         divergence = replace(divergence, told=told)
         yield asked.ran("known", verdict.known, divergence=divergence, **counts)
-        return
-    if found.stale and not found.after and _casts_again(asked, checked):
-        yield asked.ran("stale", messages.AGAIN, advice=stale.ADVICE, **counts)
         return
     partial = facts_of(asked.backend).partial
     if partial and (said := _raised_alone(asked, found)):

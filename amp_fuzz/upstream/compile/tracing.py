@@ -65,18 +65,20 @@ right. The reference imitates it by calling the program under a mode of torch fu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from amp_fuzz import reference
 from amp_fuzz.backends.imitation import Imitation, inside
 from amp_fuzz.cases.build import call, case, x
 from amp_fuzz.reference import dispatch
 from amp_fuzz.reference.cache import own_cache
-from amp_fuzz.reference.semantics import Semantics
+from amp_fuzz.reference.state import here
 from amp_fuzz.upstream.bug import Bug, Example
 
 __all__ = ["BUGS"]
@@ -97,14 +99,12 @@ class _Uncast(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
 
 
-def _casting_anew(semantics: Semantics) -> Semantics:
-    """Cast a weight for each use, unless it was changed since: that is ``stale`` for a model."""
-
-    def changed(tensor: torch.Tensor, made: torch.Tensor) -> bool:
-        with torch.no_grad():
-            return not torch.equal(semantics.cached_cast(tensor, made.dtype), made)
-
-    return replace(semantics, serves=changed)
+@contextmanager
+def _casting_anew() -> Iterator[None]:
+    """Cast a weight for each use, and leave no cast behind."""
+    anew = replace(here().semantics, serves=lambda tensor, made: False)
+    with own_cache(), reference.under(anew):
+        yield
 
 
 class _HandedOn(TorchFunctionMode):
@@ -143,7 +143,7 @@ BUGS = (
             "compile[aot_*",
             "compile[inductor*",
         ),
-        imitation=Imitation(semantics=_casting_anew, wrap=inside(own_cache)),
+        imitation=Imitation(wrap=inside(_casting_anew)),
         examples=(
             Example(
                 AOT,
