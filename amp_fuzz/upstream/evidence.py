@@ -175,7 +175,8 @@ class Remedied:
     def explains(self, trial: Trial, found: Divergence) -> str:
         """Return the id of the entry, and of those that explain what is left without that part.
 
-        "": not all is explained.
+        What the backend does without autocast too may be left, but not the divergence itself. "":
+        not all is explained.
         """
         with quiet(), WITHOUT[self.entry.without]():  # switching warns of what this torch lacks
             again = trial.again()
@@ -184,7 +185,7 @@ class Remedied:
             if found.kind == "nondeterminism" and not _repeats(again):
                 return ""
             rest, mine = again.compare(), False
-            if rest is not None:
+            if rest and (rest.kind, rest.where) != (found.kind, found.where):
                 again, rest, mine = apart(again, rest)
             more = self.explain(again, rest) if rest else ""
         if rest and not more:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -84,9 +85,17 @@ def _without_nested_regions() -> AbstractContextManager[None]:
 
 def _without_weight_cache() -> AbstractContextManager[None]:
     """Let contexts that do not say otherwise keep no cast of a weight."""
-    import torch
+    from torch.amp.autocast_mode import autocast
 
-    return patched(torch, "is_autocast_cache_enabled", lambda: False)
+    honest = autocast.__init__
+
+    @functools.wraps(honest)
+    def init(
+        self: Any, device: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None
+    ) -> None:
+        honest(self, device, dtype, enabled, bool(cache_enabled))
+
+    return patched(autocast, "__init__", init)
 
 
 WITHOUT: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {

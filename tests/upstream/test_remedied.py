@@ -65,6 +65,14 @@ def test_what_is_left_without_a_part_may_be_the_backend_s_own() -> None:
     assert said == "compile-custom-op-promise+backend"
 
 
+def test_a_part_without_which_the_divergence_is_left_explains_nothing() -> None:
+    """Though without autocast the backend diverges, too."""
+    trial = Trial.of(CASE, WrongKernel(eager(), "neg", always=True))
+    found = trial.compare()
+    assert found is not None
+    assert not Remedied(GAP, lambda trial, found: "").explains(trial, found)
+
+
 @pytest.mark.parametrize("reuse", ["graph", "region"])
 def test_a_part_that_a_case_does_not_have_explains_nothing(reuse: str) -> None:
     """Run again, it may agree by chance."""

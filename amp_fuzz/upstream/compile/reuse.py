@@ -90,7 +90,7 @@ cache, where an op before the checkpoint, or an earlier call in the same context
 again, the checkpoint casts anew. In eager the same checkpoint is right; with selective checkpoints it
 raises there, too.
 
-**What the entry explains.** A program that agrees when its contexts keep no casts.
+**What the entry explains.** A program that raises this error, and agrees when its contexts keep no casts.
 
 **Upstream.** [#193338](https://github.com/pytorch/pytorch/issues/193338).
 """
@@ -190,6 +190,8 @@ BUGS = (
         backends=("compile[eager]",),
         kinds=("raise",),
         ops=("*",),
+        expected="^no error$",
+        observed="encountered during backward but not found in storage",
         without="weight-cache",
         examples=(
             Example(
