@@ -17,7 +17,7 @@ from amp_fuzz.findings.supervision.supervisor import Dead, talk
 from amp_fuzz.findings.supervision.worker import prepared
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.records.baseline import Entry
-from amp_fuzz.records.schema import OWN
+from amp_fuzz.records.schema import OPEN, OWN
 from amp_fuzz.upstream.explain import judge_of
 from amp_fuzz.upstream.known import Known
 
@@ -29,8 +29,9 @@ class Came:
     """The result of an entry's case.
 
     state: ``there``; ``fixed``, it agrees; ``changed``, it diverges in another way; ``listed``, a
-    known list explains it; ``not seen``, it is nondeterministic and did not occur; ``cannot``, it
-    cannot run here. detail: for the last four, what or why.
+    known list explains it, or, if the package lists it, the backend without autocast; ``not seen``,
+    it is nondeterministic and did not occur; ``cannot``, it cannot run here. detail: for the last
+    four, what or why.
     """
 
     state: Literal["there", "fixed", "changed", "listed", "not seen", "cannot"]
@@ -82,6 +83,8 @@ def _came(entry: Entry, known: tuple[Known, ...]) -> Came:
 
 def _judged(judge: Judge, entry: Entry, case: Case) -> Came:
     verdict = still(judge, entry, case)
+    if verdict.known == OWN and entry.id.startswith(OPEN):
+        return Came("listed", "the backend does the same without autocast")
     if happens(judge, entry, verdict):
         return Came("there")
     found = verdict.divergence

@@ -152,6 +152,19 @@ def test_another_fault_without_autocast_explains_none(fault: Fault, kind: str) -
     assert (verdict.outcome, verdict.divergence.kind) == ("diverged", kind)
 
 
+def test_an_error_of_the_case_without_autocast_is_the_backends_though_written_casts_avoid_it() -> (
+    None
+):
+    """An op that is cast inside checks its inputs first: those of the explicit program are cast."""
+
+    def fault(one: Case, seen: Observation) -> None:
+        if all(s.op != "to.dtype" for s in statements(one.program.body)):
+            raising("both inputs should have same dtype")(one, seen)
+
+    assert judged(fault).outcome == "backend"
+    assert judged(under_autocast(fault)).outcome == "diverged"
+
+
 def test_of_a_state_autocasts_part_is_reported() -> None:
     verdict = judged(both(leaving(MODE), under_autocast(leaving(CACHE))))
     assert verdict.divergence is not None

@@ -5,13 +5,17 @@ from __future__ import annotations
 import pytest
 
 from amp_fuzz.backends import backends
+from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.program import statements
 from amp_fuzz.catalogue import check
 from amp_fuzz.catalogue.core import REGISTRY
+from amp_fuzz.findings import recheck
+from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.records.baseline import Entry
 from amp_fuzz.records.schema import OPEN
 from amp_fuzz.runs.setup import open_findings
 from amp_fuzz.versions import holds
+from tests.helpers import WrongKernel, call, case, eager, x
 
 ENTRIES = open_findings().entries
 
@@ -25,3 +29,14 @@ def test_each_open_finding_names_an_op_and_a_backend_that_there_is(entry: Entry)
     program = entry.load().program
     if all(holds(REGISTRY[s.op].torch) for s in statements(program.body)):
         check(program)
+
+
+@pytest.mark.parametrize(("always", "said"), [(False, "there"), (True, "listed")])
+def test_what_the_backend_does_without_autocast_too_need_not_be_listed(
+    always: bool, said: str
+) -> None:
+    one = case([x("x0", 4, 4)], call("neg", "x0"))
+    entry = Entry(f"{OPEN}neg", "", "value", "eager-cpu", "nobody knows", one.json().decode())
+    with quiet():
+        came = recheck._judged(Judge(WrongKernel(eager(), "neg", always=always)), entry, one)
+    assert came.state == said
