@@ -77,10 +77,10 @@ class Rounding:
         band = self._band(label, CONFIRM)
         if band is None or not band.known or band.nominal.dtype != one.dtype:
             return False
-        center = one.detach().to(band.clean.dtype)
-        moved = replace(
-            band, nominal=one, clean=center, samples=band.samples + (center - band.clean)
-        )
+        center, clean = one.detach().to(band.clean.dtype), band.clean
+        boolean = clean.dtype == torch.bool  # which torch does not subtract
+        samples = band.samples ^ (center ^ clean) if boolean else band.samples + (center - clean)
+        moved = replace(band, nominal=one, clean=center, samples=samples)
         return not _over(distance(moved, other))
 
     def _far(

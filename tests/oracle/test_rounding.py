@@ -397,3 +397,13 @@ def test_the_shadows_of_a_case_are_run_once_and_not_kept(monkeypatch: pytest.Mon
     first = len(runs)
     judge.judge(example)  # torch may be another one by now
     assert len(runs) == 2 * first
+
+
+def test_values_of_bool_are_near_where_the_samples_differ() -> None:
+    """A comparison of what rounding moves; torch subtracts no bool."""
+    off, on = torch.tensor([False, False]), torch.tensor([True, False])
+    samples = torch.tensor([[True, False], [False, False]]).repeat(4, 1)
+    band = Band(off, off, samples, known=True, left=())
+    rounding = Rounding(lambda *of: (Observation(values={"v0": off}), {"v0": band}))
+    assert rounding.near("v0", off, on)
+    assert not rounding.near("v0", off, ~on)
