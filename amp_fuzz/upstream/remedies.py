@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 from amp_fuzz.cases.case import Case
@@ -89,7 +88,7 @@ def _without_weight_cache() -> AbstractContextManager[None]:
 
     honest = autocast.__init__
 
-    @functools.wraps(honest)
+    @wraps(honest)
     def init(
         self: Any, device: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None
     ) -> None:

@@ -799,6 +799,20 @@ def test_errors_are_compared_without_addresses() -> None:
     assert complaints(_said(one)).isdisjoint(complaints(_said("<weakref at 0x1f; to a tensor>")))
 
 
+def test_errors_are_compared_without_lines_of_made_source() -> None:
+    """As export says it of the graph that it wrote, which has other lines with casts."""
+    one, other, third = (
+        complaints(_said(f"{what} (proxy_tensor.py:1738 in wrapped, line {line})", "SyntaxError"))
+        for what, line in (
+            ("invalid syntax", 6),
+            ("invalid syntax", 11),
+            ("unmatched ')'", 6),
+        )
+    )
+    assert one == other
+    assert one.isdisjoint(third)
+
+
 def test_products_refuse_two_dtypes_in_other_words() -> None:
     """What a layer is made of decides which product is the first that refuses them."""
     told = complaints(

@@ -1,4 +1,4 @@
-"""What AOTAutograd makes of ``inference_mode`` regions.
+"""What compilers make of ``inference_mode`` regions.
 
 ## compile-inference-guard: a failed compilation breaks a thread later
 
@@ -22,10 +22,11 @@ torch.ones(2) + 1
 # PythonDispatcherTLS was not set
 ```
 
-**What torch does** (2.13.0). From stage `aot_eager` on, without autocast too. A compilation fails, here by [compile-inference-tensors]. The error
-keeps its frames, which keep the region's guard: a reference cycle. The garbage collector deletes
-the guard some time later, in whichever thread it runs. The guard then "restores" the grad mode
-and the dispatch keys of the tracing that failed, and every op of that thread raises from then on.
+**What torch does** (2.13.0), from stage `aot_eager` on, without autocast too. A compilation fails,
+here by [compile-inference-tensors]. The error keeps its frames, which keep the region's guard: a
+reference cycle. The garbage collector deletes the guard some time later, in whichever thread it
+runs. The guard then "restores" the grad mode and the dispatch keys of the tracing that failed, and
+every op of that thread raises from then on.
 
 If one `inference_mode` region stands in another, the collector may delete the inner guard. That
 turns inference mode on for the rest of the thread.
