@@ -165,6 +165,26 @@ def test_an_error_of_the_case_without_autocast_is_the_backends_though_written_ca
     assert judged(under_autocast(fault)).outcome == "diverged"
 
 
+def test_an_error_of_what_is_cast_without_contexts_too_is_autocasts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of a callable that enters autocast itself: the bare program shows nothing."""
+    honest = Trial.bare
+
+    def cast(trial: Trial) -> Trial:
+        made = honest(trial)
+        kernels = trial.refer(trial.case).kernels
+        assert kernels
+        return replace(made, expected=replace(made.expected, kernels=kernels))
+
+    def fault(one: Case, seen: Observation) -> None:
+        if all(s.op != "to.dtype" for s in statements(one.program.body)):
+            raising("no kernel")(one, seen)
+
+    monkeypatch.setattr(Trial, "bare", cast)
+    assert judged(fault).outcome == "diverged"
+
+
 def test_of_a_state_autocasts_part_is_reported() -> None:
     verdict = judged(both(leaving(MODE), under_autocast(leaving(CACHE))))
     assert verdict.divergence is not None
@@ -295,7 +315,11 @@ def test_a_call_that_stays_under_autocast_is_asked_in_the_case_without() -> None
         assert judged(under_autocast(fault), one).outcome == "diverged"
 
 
-@pytest.mark.parametrize("fault", [times(2, "w1.grad"), leaving(MODE)], ids=["gradient", "state"])
+@pytest.mark.parametrize(
+    "fault",
+    [times(2, "w1.grad"), leaving(MODE), raising("no kernel")],
+    ids=["gradient", "state", "error"],
+)
 def test_a_call_that_stays_under_autocast_may_be_wrong_beside_its_value(fault: Fault) -> None:
     one = case(SQUARES, call("linear_op", "x0", "w1", None, 1.0))
     assert judged(fault, one).outcome == "backend"

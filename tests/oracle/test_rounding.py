@@ -407,3 +407,4 @@ def test_values_of_bool_are_near_where_the_samples_differ() -> None:
     rounding = Rounding(lambda *of: (Observation(values={"v0": off}), {"v0": band}))
     assert rounding.near("v0", off, on)
     assert not rounding.near("v0", off, ~on)
+    assert not rounding.near("v0", torch.tensor([False, True]), off)  # the samples move with it

@@ -8,7 +8,7 @@ from dataclasses import FrozenInstanceError, dataclass, field, replace
 
 import pytest
 
-from amp_fuzz.backends import imitation
+from amp_fuzz.backends import backends, imitation
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.cases.case import Case, bare, uses_autocast
@@ -125,3 +125,19 @@ def test_a_judge_that_knows_nothing_reports_all() -> None:
     assert Judge(Counting("cpu")).judge(CASE).outcome == "agreed"
     with pytest.raises(FrozenInstanceError):
         verdict.known = "bug"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("name", "each"),
+    [
+        ("compile[eager]", True),
+        ("compile[aot_eager]", True),
+        ("compile[aot_eager_decomp_partition]", False),
+        ("compile[inductor+casts]", False),
+    ],
+)
+def test_each_rounding_counts_where_kernels_of_torch_run_one_by_one(name: str, each: bool) -> None:
+    one = case([x("x0", 2, 2), x("w1", 2, 2)], call("mm", "x0", "w1"))
+    backend = backends()[name]
+    seen = backend.reference().run(one)
+    assert (Trial(one, backend, seen, seen).rounding().promised is not None) == each

@@ -77,3 +77,9 @@ def test_a_fake_kernel_promises_what_the_op_returns() -> None:
         truthful = op("is_truthful")
     assert shown(truthful) == [((2, 3), (1, 2), torch.float16), ((1,), (1,), torch.float64)]
     assert seen == [(0.0, torch.float32), (0.0, torch.float64)]
+
+
+def test_a_context_that_asks_for_the_weight_cache_has_it() -> None:
+    with WITHOUT["weight-cache"]():
+        asked = torch.autocast("cpu", cache_enabled=True)
+    assert asked._cache_enabled
