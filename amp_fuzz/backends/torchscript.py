@@ -529,7 +529,9 @@ class _Imitated(_Scripted):
         with _without_pass(), torch.set_grad_enabled(grad):
             key = snapshot().contexts
             if key not in self.functions:
+                random = torch.get_rng_state()
                 self.functions[key] = self.lowered(inputs)
+                torch.set_rng_state(random)
             if self.how.casts and self.how.again:
                 return self.falling_back(key, inputs)(*inputs)
             return self.functions[key](*inputs)

@@ -192,6 +192,7 @@ class Op:
     another device: one of the former, if it has no dimensions; all of the latter, of any shape.
     setup: a line of source before the program, which makes what the form calls.
     fp8: it quantises in an FP8 region, so only a backend that has recipes can run it.
+    random: it draws random numbers.
     """
 
     name: str
@@ -212,6 +213,7 @@ class Op:
     fp8: bool = False
     view_if: ViewIf | None = None
     read_only: bool = False
+    random: bool = False
 
     def render(self, form: str, args: Sequence[str], kwargs: Sequence[tuple[str, str]]) -> str:
         """Return the Python expression of a call, from the source text of its arguments."""
@@ -261,6 +263,7 @@ class Traits(TypedDict, total=False):
     fp8: bool
     view_if: ViewIf | None
     read_only: bool
+    random: bool
 
 
 REGISTRY: dict[str, Op] = {}

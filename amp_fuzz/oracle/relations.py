@@ -29,6 +29,7 @@ from amp_fuzz.cases.program import (
     returning_all,
     statements,
 )
+from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.oracle.compare import Divergence, Judgement, compare, differ
 
 __all__ = ["RELATIONS", "Relation", "check_relation", "within"]
@@ -59,11 +60,11 @@ def within(
 ) -> Divergence | None:
     """Check the relations that hold inside one observation.
 
-    Values of layers with delayed scales or kept weights depend on earlier passes: they are not
-    compared. judge: returns what decides on values that differ in a bit, by the first one's label.
-    skip: labels of which nothing is asked.
+    Values of layers with delayed scales or kept weights, and random numbers, depend on earlier
+    passes: they are not compared. judge: returns what decides on values that differ in a bit, by
+    the first one's label. skip: labels of which nothing is asked.
     """
-    if _delays(case) or _keeps(case):
+    if _delays(case) or _keeps(case) or _draws(case):
         values = False
     for name, first, second in _repeated(case, seen):
         if first in skip or second in skip:
@@ -176,6 +177,12 @@ def _delays(case: Case) -> bool:
 def _keeps(case: Case) -> bool:
     """Return whether an FP8 layer keeps its quantised weight."""
     return any("is_first_microbatch" in dict(s.kwargs) for s in statements(case.program.body))
+
+
+def _draws(case: Case) -> bool:
+    """Return whether a call of the program draws random numbers."""
+    ops = (CATALOGUE.get(s.op) for s in statements(case.program.body))
+    return any(op is not None and op.random for op in ops)
 
 
 def _writes(case: Case) -> bool:

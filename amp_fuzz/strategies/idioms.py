@@ -64,7 +64,10 @@ IDIOMS: tuple[Idiom, ...] = (
         (
             ("linear", "matmul", "addmm", "bmm", "conv1d", "conv2d", "einsum", "embedding"),
             ("*layer_norm", "batch_norm*", "group_norm", "instance_norm", "rms_norm"),
-            ("relu", "gelu", "silu", "sigmoid", "softmax", "dropout", "add", "cat", "transpose"),
+            (
+                *("relu", "gelu", "silu", "sigmoid", "softmax", "dropout", "dropout.training"),
+                *("add", "cat", "transpose"),
+            ),
             (
                 *("cross_entropy", "mse_loss", "binary_cross_entropy*", "nll_loss", "kl_div"),
                 *("mean", "sum"),

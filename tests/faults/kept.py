@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import torch
 
 from amp_fuzz.backends import Backend
+from amp_fuzz.backends.eager import EagerBackend
 from tests.faults.cached import CACHED, SeededCache
 from tests.faults.compiled import AOT, COMPILED, backend_of
-from tests.faults.corrupted import Patches, Seeded
+from tests.faults.corrupted import Corrupted, Patches, Seeded
 from tests.faults.fault import patched
 
 __all__ = ["GUARDED", "GUARDS", "KEPT", "Kept"]
@@ -75,6 +76,14 @@ GUARDS: Mapping[str, Patches] = {
 GUARDED = Seeded(AOT, patches=_forgetting(""))
 """Forgets no part."""
 
+
+@contextmanager
+def _drawing_anew() -> Iterator[None]:
+    """Leave random numbers as they are where a checkpoint would put them back."""
+    with patched(torch, set_rng_state=lambda state: None):
+        yield
+
+
 _LOST = (
     "guards-forget",
     "first-call-only",
@@ -131,4 +140,11 @@ KEPT: Mapping[str, Kept] = {
         )
         for name in _LOST
     },
+    "checkpoint-random": Kept(
+        "a checkpoint draws other random numbers when it computes again",
+        "eager-cpu",
+        Corrupted(exact=True, patches=_drawing_anew),
+        EagerBackend("cpu"),
+        own=True,
+    ),
 }

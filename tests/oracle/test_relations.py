@@ -369,6 +369,18 @@ def test_a_second_call_must_give_what_the_first_gave() -> None:
     assert (found.kind, found.where) == ("relation", "second call: call1.v0")
 
 
+def test_a_second_call_may_draw_other_random_numbers_in_the_same_dtype() -> None:
+    one = case([x("x0", 64)], call("dropout.training", "x0", p=0.5), contexts=(), calls=2)
+    seen = eager().run([one])[0]
+    first, second = (seen.values[f"call{i}.v0"] for i in (0, 1))
+    assert first is not None
+    assert second is not None
+    assert not first.equal(second)
+    assert within(one, seen) is None
+    seen.values["call1.v0"] = second.double()
+    assert within(one, seen) is not None
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_retained_graph_must_give_the_same_gradient_again(steps: int) -> None:
     again = case(W, call("mm", "x0", "w1"), second="retain", steps=steps)

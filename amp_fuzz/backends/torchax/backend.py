@@ -140,8 +140,11 @@ class TorchaxBackend(TorchRepros, TorchBackend):
         return found().exclusive
 
     def supports(self, op: str, form: str) -> bool:
-        """Return whether torchax has a lowering for that form of an op, and its gradient."""
-        if CATALOGUE[op].setup:  # a custom function is Python
+        """Return whether torchax has a lowering for that form of an op, and its gradient.
+
+        A custom function is Python. What draws random numbers has a generator of its own there.
+        """
+        if CATALOGUE[op].setup or CATALOGUE[op].random:
             return False
         lacks = self._lacks()
         return op not in lacks and f"{op}:{form}" not in lacks
