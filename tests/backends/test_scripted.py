@@ -178,6 +178,12 @@ def test_a_trace_is_checked_with_the_weights_as_parameters() -> None:
     assert judge(checked, case(INPUTS, *BODY, contexts=uncached)).outcome == "agreed"
 
 
+def test_a_trace_s_reference_draws_no_random_number_while_it_is_made() -> None:
+    draws = (call("gumbel_softmax", "x0"), call("normal.mean", "v0", 1.0, to="v1"))
+    one = case([x("x0", 2, 8, dtype="bfloat16")], *draws, contexts=(BF16,), backward="none")
+    assert judge(TRACE, one).outcome == "agreed"
+
+
 def test_plans_and_regions_are_fitted() -> None:
     for context in (InferenceMode(), Checkpoint(), NoGrad()):
         example = case(INPUTS, under(context, under(OFF, BODY[0])), BODY[1])

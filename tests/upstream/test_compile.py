@@ -136,6 +136,14 @@ def test_what_may_be_done_once_only_is_left_as_it_is() -> None:
     assert without_out(aten.kthvalue.values) == (aten.kthvalue.default, ("values", "indices"))
 
 
+def test_an_out_that_torch_does_not_write_is_not_written() -> None:
+    given, outs = torch.ones(1), [torch.full((1,), 7, dtype=torch.complex64) for _ in "ab"]
+    torch.fft.ihfftn(given, out=outs[0])
+    with quirks(["compile-out"]), autocast("cpu", torch.float16):
+        current().wrap(lambda: (torch.fft.ihfftn(given, out=outs[1]),), PLAIN)()
+    assert outs[0].equal(outs[1])
+
+
 @dataclass(frozen=True)
 class WrongGradient(WrongKernel):
     """Gets the gradients of the weights wrong under autocast: each element by half of itself."""
