@@ -18,6 +18,10 @@ from amp_fuzz.cases.program import (
     Autocast,
     AutocastDType,
     Checkpoint,
+    Node,
+    Ref,
+    Region,
+    Statement,
     Uncompiled,
     regions,
     statements,
@@ -161,3 +165,21 @@ def test_programs_for_compilers_have_islands_and_ways_to_enter_where_others_are_
     assert entered[0] > entered[1]
     around = [one for one in made if one.plan.backward in ("inside", "under")]
     assert sum(has_island(one) for one in around) > len(around) / 3
+
+
+def test_a_layer_without_autocast_is_first_or_last_where_its_gradients_are_cast() -> None:
+    made = [one for one in drawn(300, breaks=6) if one.plan.backward in ("inside", "under")]
+    first, last = ([_is_layer(one.program.body[i]) for one in made] for i in (0, -1))
+    assert any(first)
+    assert any(last)
+    assert sum(map(any, zip(first, last, strict=True))) > len(made) / 4
+
+
+def _is_layer(node: Node) -> bool:
+    """Return whether a node is one product of an input and a weight, without autocast."""
+    if not isinstance(node, Region) or not isinstance(node.body[0], Statement):
+        return False
+    one = node.body[0]
+    names = [arg.name for arg in one.args if isinstance(arg, Ref)]
+    kinds = [name[0] for name in names]
+    return one.op == "mm" and kinds == ["x", "w"] and node.context == Autocast(enabled=False)

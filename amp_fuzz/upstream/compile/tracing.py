@@ -77,7 +77,6 @@ from amp_fuzz import reference
 from amp_fuzz.backends.imitation import Imitation, inside
 from amp_fuzz.cases.build import call, case, x
 from amp_fuzz.reference import dispatch
-from amp_fuzz.reference.cache import own_cache
 from amp_fuzz.reference.state import here
 from amp_fuzz.upstream.bug import Bug, Example
 
@@ -101,9 +100,9 @@ class _Uncast(TorchDispatchMode):
 
 @contextmanager
 def _casting_anew() -> Iterator[None]:
-    """Cast a weight for each use, and leave no cast behind."""
+    """Cast a weight for each use."""
     anew = replace(here().semantics, serves=lambda tensor, made: False)
-    with own_cache(), reference.under(anew):
+    with reference.under(anew):
         yield
 
 
