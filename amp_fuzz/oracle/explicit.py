@@ -23,10 +23,8 @@ from amp_fuzz.backends.reference import ReferenceRuntime, surrounded
 from amp_fuzz.cases.case import Case, Entry, bare, uses_autocast
 from amp_fuzz.cases.program import (
     FLOAT_DTYPES,
-    Arg,
     Autocast,
     DType,
-    Items,
     Node,
     ProgramError,
     Ref,
@@ -34,6 +32,8 @@ from amp_fuzz.cases.program import (
     Statement,
     returning_all,
     statements,
+    substituted,
+    transform,
     uses,
 )
 from amp_fuzz.catalogue import CATALOGUE, check
@@ -213,7 +213,17 @@ class _Writer:
         self._cached = {}
         plan = self.of.plan
         around = () if plan.thread == "inside" else plan.contexts
-        return self.plain.with_program(body=self._body(self.of.program.body, around))
+        body = self._body(self.of.program.body, around)
+        return self.plain.with_program(body=self._entered(body))
+
+    def _entered(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Return a body after casts of the inputs that are cast where the program is entered."""
+        given = {spec.name: spec.dtype for spec in self.of.program.inputs}
+        floats = (name for name, dtype in given.items() if dtype in FLOAT_DTYPES)
+        casts = {n: self.dtypes[n] for n in floats if self.dtypes.get(n, given[n]) != given[n]}
+        names = {name: f"{_FRESH}{next(self._fresh):04}" for name in casts}
+        before = [_to(name, dtype, names[name]) for name, dtype in casts.items()]
+        return (*before, *transform(body, statement=lambda node: (substituted(node, names),)))
 
     def _body(self, body: tuple[Node, ...], contexts: tuple[Autocast, ...]) -> tuple[Node, ...]:
         nodes: list[Node] = []
@@ -273,23 +283,15 @@ class _Writer:
                 names[name] = self._cached[name, dtype]
                 continue
             names[name] = f"{_FRESH}{next(self._fresh):04}"
-            before.append(
-                Statement("to.dtype", "method", (Ref(name), DType(dtype)), outputs=(names[name],))
-            )
+            before.append(_to(name, dtype, names[name]))
             if cached:
                 self._cached[name, dtype] = names[name]
-        args = tuple(_renamed(a, names) for a in node.args)
-        kwargs = tuple((k, _renamed(a, names)) for k, a in node.kwargs)
-        return [*before, msgspec.structs.replace(node, args=args, kwargs=kwargs)]
+        return [*before, substituted(node, names)]
 
     def _castable(self, name: str, old: Set[str]) -> bool:
         """Return whether a name is of a tensor that is cast: of these dtypes, or eligible."""
         return self.dtypes.get(name) in {*FLOAT_DTYPES[:3], *old}
 
 
-def _renamed(arg: Arg, names: Mapping[str, str]) -> Arg:
-    if isinstance(arg, Ref):
-        return Ref(names.get(arg.name, arg.name))
-    if isinstance(arg, Items):
-        return Items(tuple(_renamed(a, names) for a in arg.items))
-    return arg
+def _to(name: str, dtype: str, made: str) -> Statement:
+    return Statement("to.dtype", "method", (Ref(name), DType(dtype)), outputs=(made,))

@@ -174,12 +174,17 @@ def test_a_program_is_entered_as_one_without_autocast_is(entry: str, plainly: st
 @pytest.mark.parametrize(
     ("entry", "plainly"), [("cast_inputs", "function"), ("register_autocast", "custom_op")]
 )
-def test_a_function_that_casts_its_inputs_to_float32_gets_them_as_they_are(
+def test_a_function_that_casts_its_inputs_to_float32_gets_these_as_they_are_and_casts_others(
     entry: str, plainly: str
 ) -> None:
     made = explicit(case(SQUARES, MM, entry=entry))
     assert made is not None
     assert (made.case.plan.entry, body(made.case)) == (plainly, ["v0 = mm(x0, w1)"])
+    half = [x("x0", 2, 2, dtype="float16"), SQUARES[1]]
+    made = explicit(case(half, MM, entry=entry))
+    assert made is not None
+    cast = ["a0 = to.dtype[method](x0, float32)", "v0 = mm(a0, w1)"]
+    assert (made.case.plan.entry, body(made.case), made.kept) == (plainly, cast, frozenset())
 
 
 def test_a_call_whose_casts_cannot_be_written_stays_under_autocast_alone() -> None:
