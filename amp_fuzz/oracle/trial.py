@@ -22,6 +22,7 @@ from amp_fuzz.oracle.attribution import NONE, Own
 from amp_fuzz.oracle.compare import Divergence, Judgement, compare, differ, nonfinite_differs, same
 from amp_fuzz.oracle.errors import alike, raised
 from amp_fuzz.oracle.explicit import Explicit, explicit
+from amp_fuzz.oracle.raising import raising_call
 from amp_fuzz.oracle.relations import within
 from amp_fuzz.oracle.rounding import Rounding, Shadowed
 from amp_fuzz.reference.shadow.band import Band
@@ -181,6 +182,11 @@ class Trial:
             return None
         case = self.backend.fit(found.case).with_program(outputs=self.case.program.outputs)
         return found if case == found.case else replace(found, case=case, expected=self.refer(case))
+
+    def raising(self) -> Case | None:
+        """Return the call that raises under the reference, as a case of its own."""
+        with self.within_scope():
+            return raising_call(self.case, self.backend.reference())
 
     def beside(self, case: Case, expected: Observation) -> Trial:
         """Return the trial of another case that computes the same; the backend runs it once."""

@@ -165,6 +165,50 @@ def test_an_error_of_the_case_without_autocast_is_the_backends_though_written_ca
     assert judged(under_autocast(fault)).outcome == "diverged"
 
 
+def layer_of_two_dtypes() -> Case:
+    """Return a case of a module in which eager refuses a norm of float32 with float16 weights."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "self_attn.in_proj_weight": (6, 2),
+        "self_attn.in_proj_bias": (6,),
+        "self_attn.out_proj.weight": (2, 2),
+        "self_attn.out_proj.bias": (2,),
+        "linear1.weight": (3, 2),
+        "linear1.bias": (3,),
+        "linear2.weight": (2, 3),
+        "linear2.bias": (2,),
+    }
+    shapes |= {f"norm{i}.{name}": (2,) for i in (1, 2) for name in ("weight", "bias")}
+    inputs = [x(f"x{i}", *shape, dtype="float16") for i, shape in enumerate(shapes.values())]
+    layer = call(
+        *("TransformerEncoderLayer", "x12"),
+        form="module",
+        embedding=2,
+        heads=1,
+        wide=3,
+        activation="relu",
+        first=False,
+        training=True,
+        names=list(shapes),
+        mask=None,
+        weights=[spec.name for spec in inputs],
+    )
+    return case([*inputs, x("x12", 1, 3, 2, dtype="float16")], layer, backward="none")
+
+
+def test_what_eager_refuses_inside_a_module_is_the_backends_if_it_takes_that_call_alone() -> None:
+    one = layer_of_two_dtypes()
+
+    def taking(one: Case, seen: Observation) -> None:
+        if seen.raised and "mixed dtype (CPU)" in seen.raised.message:
+            seen.raised = None
+
+    assert "mixed dtype (CPU)" in str(eager().run([one])[0].raised)
+    assert judged(taking, one).outcome == "backend"
+    verdict = judged(under_autocast(taking), one)
+    assert verdict.divergence is not None
+    assert (verdict.outcome, verdict.divergence.kind) == ("diverged", "raise")
+
+
 def test_an_error_of_what_is_cast_without_contexts_too_is_autocasts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
