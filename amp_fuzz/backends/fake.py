@@ -9,7 +9,7 @@ same public setters that it uses.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -28,7 +28,7 @@ from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.refusals import Refusing
 from amp_fuzz.backends.reproducing import TorchRepros, source_of
 from amp_fuzz.backends.torch_base import TorchBackend
-from amp_fuzz.cases.case import CUSTOM_OPS, Case, Plan
+from amp_fuzz.cases.case import CUSTOM_OPS, Case, Plan, Transform
 from amp_fuzz.cases.program import statements
 from amp_fuzz.patching import patched
 from amp_fuzz.reference import Policy, load_table, since
@@ -133,6 +133,16 @@ def _lacks_gpu(device: str) -> bool:
     return device == "cuda" and torch.backends.cudnn.is_available() and not has_device(device)
 
 
+_TRANSFORMS: Mapping[Transform, Transform] = {
+    "functionalize": "vmap",
+    "jvp": "grad",
+    "forward_ad": "grad",
+    "jacrev": "grad",
+    "jacfwd": "grad",
+}
+"""The transforms that fake tensors lack, and what comes in their place."""
+
+
 @dataclass(frozen=True, slots=True)
 class FakeBackend(TorchRepros, TorchBackend):
     """The real autocast kernels of a device type, on fake tensors.
@@ -165,10 +175,13 @@ class FakeBackend(TorchRepros, TorchBackend):
     def fit(self, case: Case) -> Case:
         """Return the case, on maia without CPU tensors if it calls an op that autocast refuses.
 
+        Most transforms ask for what fake tensors lack: their device, or what makes a dual tensor.
+
         Fake maia tensors have no key of their own: it is on every dispatch (`FakeAutocast`), so a
         call of CPU tensors alone is refused too. Other policies ask for the device.
         """
         case = TorchBackend.fit(self, case)
+        case = case.with_plan(transform=_TRANSFORMS.get(case.plan.transform, case.plan.transform))
         if self.device != "maia" or not case.program.mixed:
             return case
         rules = load_table(self.device).rules.values()

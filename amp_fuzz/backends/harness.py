@@ -1,8 +1,8 @@
 """Run a case's source under one implementation of autocast, and observe the results.
 
 The reference and every eager backend use `run`, with the same text and the same inputs. Only the
-names `autocast`, `checkpoint`, `custom_fwd`, `custom_bwd`, `custom_op`, `grad`, `vmap` and
-`autocast_dtype` have other values.
+names `autocast`, `checkpoint`, `custom_fwd`, `custom_bwd`, `custom_op`, `autocast_dtype` and those
+of `TRANSFORMS` have other values.
 """
 
 from __future__ import annotations
@@ -80,6 +80,17 @@ class Observation:
 _CUSTOM = {name: getattr(custom_functions, name) for name in custom_functions.__all__}
 
 
+TRANSFORMS: Mapping[str, Callable[..., Any]] = {
+    "functionalize": torch.func.functionalize,
+    "grad": torch.func.grad,
+    "jacfwd": torch.func.jacfwd,
+    "jacrev": torch.func.jacrev,
+    "jvp": torch.func.jvp,
+    "vmap": torch.func.vmap,
+}
+"""Torch's own transforms of functions."""
+
+
 def _itself(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
@@ -101,7 +112,7 @@ class Runtime:
     function as that thread has to run it: modes and rules are thread-local. place: moves a CPU
     input to where the program works; by default it is copied to `device`. autocast_dtype: a
     context that sets the dtype of contexts that name none. uncompiled: calls a function that a
-    compiler leaves to eager.
+    compiler leaves to eager. transforms: those of functions, by name.
     """
 
     device: str
@@ -116,8 +127,7 @@ class Runtime:
     noted: Callable[[str, torch.Tensor], None] | None = None
     follow: Callable[[Callable[..., Any]], Callable[..., Any]] = _itself
     driver: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
-    grad: Callable[..., Any] = torch.func.grad
-    vmap: Callable[..., Any] = torch.func.vmap
+    transforms: Mapping[str, Callable[..., Any]] = field(default_factory=lambda: TRANSFORMS)
     custom_op: Callable[..., Any] = custom_op
     place: Callable[[torch.Tensor], torch.Tensor] | None = None
     autocast_dtype: Callable[..., AbstractContextManager[Any]] = prelude.autocast_dtype
@@ -138,8 +148,7 @@ class Runtime:
             "checkpoint": self.checkpoint,
             "custom_fwd": self.custom_fwd,
             "custom_bwd": self.custom_bwd,
-            "grad": self.grad,
-            "vmap": self.vmap,
+            **self.transforms,
             "custom_op": self.custom_op,
             "Interrupted": prelude.Interrupted,
             "autocast_dtype": self.autocast_dtype,
@@ -150,8 +159,10 @@ class Runtime:
             "as_function": prelude.as_function,
             "as_function_apart": prelude.as_function_apart,
             "cotangent": prelude.cotangent,
+            "forward_ad": prelude.forward_ad,
             "in_thread": self.thread,
             "nudge": prelude.nudge,
+            "sums": prelude.sums,
             "total": prelude.total,
             "trains": prelude.trains,
             "twice": prelude.twice,

@@ -20,6 +20,7 @@ __all__ = [
     "autocast_dtype",
     "cotangent",
     "exported",
+    "forward_ad",
     "frozen",
     "holding",
     "in_thread",
@@ -27,6 +28,7 @@ __all__ = [
     "nudge",
     "optimised",
     "recompute",
+    "sums",
     "total",
     "traced",
     "trains",
@@ -103,6 +105,22 @@ def total(outputs):  # type: ignore[no-untyped-def]
     starts: list[Any] = trains(outputs)  # type: ignore[no-untyped-call]
     terms = [(o * cotangent(o)).sum() for o in starts]  # type: ignore[no-untyped-call]
     return sum([t.real if t.is_complex() else t for t in terms], torch.zeros(()))
+
+
+def sums(outputs):  # type: ignore[no-untyped-def]
+    """Return a sum of each output that can be differentiated, with the weights of a cotangent."""
+    terms = [o.real if o.is_complex() else o for o in outputs]
+    terms = [(o * cotangent(o)).sum() for o in terms if o.is_floating_point()]  # type: ignore[no-untyped-call]
+    return torch.stack([t.double() for t in terms]) if terms else torch.zeros(1)
+
+
+def forward_ad(function, primals, tangents):  # type: ignore[no-untyped-def]
+    """Return a function's outputs and their tangents, as torch.func.jvp does, by dual tensors."""
+    with torch.autograd.forward_ad.dual_level():
+        pairs = zip(primals, tangents, strict=True)
+        outputs = function(*(torch.autograd.forward_ad.make_dual(p, t) for p, t in pairs))
+        duals = [torch.autograd.forward_ad.unpack_dual(o) for o in outputs]
+        return [d.primal for d in duals], [d.tangent for d in duals]
 
 
 def recompute(program: Any, inputs: Any, trained: Any, cotangents: Any) -> Any:

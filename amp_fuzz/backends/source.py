@@ -8,7 +8,7 @@ looked up and from literals of known types, so no text of a case file is ever ex
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from amp_fuzz.cases.case import CUSTOM_OPS, Case
 from amp_fuzz.cases.program import (
@@ -297,14 +297,18 @@ class _Driver:
         for context in outer:
             self.put(f"with {autocast_call(context)}:")
             self.depth += 1
+        function = "entered"
         if entry == "decorator":
             self.put(f"entered = {autocast_call(contexts[-1])}(program)")
         elif entry != "context":
             self.put(f"entered = {_FUNCTIONS[entry]}")
         elif self.maps:
             self.put(f"entered = {self.mapped('program')}")
-        plain = entry == "context" and not self.maps
-        self.forward(prefix, "program" if plain else "entered")
+        elif self.plan.transform == "functionalize":
+            self.put("entered = functionalize(program)")
+        else:
+            function = "program"
+        self.forward(prefix, function)
         if self.plan.backward == "inside":
             self.backward(prefix)
             self.depth = depth
@@ -342,28 +346,66 @@ class _Driver:
         return f'vmap({function}, in_dims=({dims}), randomness="same")'
 
     def differentiate(self) -> None:
-        """Transform a loss over the program, inside the contexts or with the contexts in it."""
+        """Transform a function of the program, inside the contexts or with the contexts in it."""
         inside = self.plan.backward == "inside"
         if inside:
             self.enter()
+        if self.plan.transform in ("grad", "vmap_grad"):
+            self.loss(inside)
+        else:
+            self.derivatives(inside)
+
+    def function(self, head: str, inside: bool, call: str, returned: str) -> None:
+        """Write a function that calls the program, with the contexts in it if nothing is inside."""
         depth = self.depth
-        self.put("def loss(*inputs):")
+        self.put(f"def {head}:")
         self.depth += 1
         if not inside:
             self.enter()
-        self.put("outputs = program(*inputs)")
-        self.put("return total(outputs), outputs")
+        self.put(f"outputs = {call}")
+        self.put(f"return {returned}")
         self.depth = depth
+
+    def loss(self, inside: bool) -> None:
+        """Write the gradients of a loss."""
+        self.function("loss(*inputs)", inside, "program(*inputs)", "total(outputs), outputs")
         names = [s.name for s in self.program.inputs]
         numbers = _tuple([str(names.index(w)) for w in self.weights])
         self.put(f"entered = grad(loss, argnums=({numbers}), has_aux=True)")
         if self.maps:
             self.put(f"entered = {self.mapped('entered')}")
         self.put(f"grads, outputs = entered({self.inputs()})")
-        for j, name in enumerate(self.program.outputs):
-            self.put(f'observe("{name}", outputs[{j}])')
-        for j, weight in enumerate(self.weights):
-            self.put(f'observe("{weight}.grad", grads[{j}])')
+        self.seen("{}", "outputs", self.program.outputs)
+        self.seen("{}.grad", "grads", self.weights)
+
+    def derivatives(self, inside: bool) -> None:
+        """Write tangents of the outputs, or derivatives of their sums, as of the weights.
+
+        The other inputs are constants of the function: an integer has no tangent.
+        """
+        name, given = self.plan.transform, ", ".join(self.weights)
+        forward = name in ("jvp", "forward_ad")
+        returned = "outputs" if forward else "sums(outputs)"
+        returned += ", outputs" if name in ("jacrev", "jacfwd") else ""
+        self.function(f"function({given})", inside, f"program({self.inputs()})", returned)
+        if forward:
+            tangents = _tuple([f"cotangent({w})" for w in self.weights])
+            call = f"{name}(function, ({_tuple(self.weights)}), ({tangents}))"
+            self.put(f"results, tangents = {call}")
+            self.seen("{}", "results", self.program.outputs)
+            self.seen("tangent.{}", "tangents", self.program.outputs)
+            return
+        numbers = f"argnums=({_tuple([str(i) for i in range(len(self.weights))])})"
+        drawn = ', randomness="same"' if name == "jacfwd" else ""
+        call = f"{name}(function, {numbers}, has_aux=True{drawn})({given})"
+        self.put(f"derivatives, results = {call}")
+        self.seen("{}", "results", self.program.outputs)
+        self.seen("{}.grad", "derivatives", self.weights)
+
+    def seen(self, label: str, values: str, names: Sequence[str]) -> None:
+        """Write what observes some values, each under the label of its name."""
+        for j, name in enumerate(names):
+            self.put(f'observe("{label.format(name)}", {values}[{j}])')
 
     # -- several calls, each under contexts of its own ------------------------------------------
 

@@ -48,6 +48,8 @@ __all__ = [
     "Entry",
     "Plan",
     "Precision",
+    "Reuse",
+    "Transform",
     "load",
     "loads",
 ]
@@ -74,7 +76,17 @@ FUNCTIONS: tuple[Entry, ...] = (
 """The entries with an ``autograd.Function`` whose backward runs the program again."""
 CUSTOM_OPS: tuple[Entry, ...] = ("custom_op", "register_autocast")
 Backward: TypeAlias = Literal["none", "outside", "inside", "under"]
-Transform: TypeAlias = Literal["none", "grad", "vmap", "vmap_grad"]
+Transform: TypeAlias = Literal[
+    "none",
+    "grad",
+    "vmap",
+    "vmap_grad",
+    "functionalize",
+    "jvp",
+    "forward_ad",
+    "jacrev",
+    "jacfwd",
+]
 Precision: TypeAlias = Literal["default", "high", "highest"]
 Reuse: TypeAlias = Literal["calls", "graph", "region"]
 
@@ -114,8 +126,12 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scaler: the backward pass goes through a ``GradScaler`` and an optimiser step.
     transform: ``vmap`` calls the program on two copies of its inputs at once, its weights shared.
         ``grad`` takes gradients by ``torch.func.grad`` instead of a backward pass, ``vmap_grad``
-        for each copy. `backward` ``inside`` puts the contexts around the transform, ``outside``
-        into the transformed function. A transform excludes every other ingredient.
+        for each copy. ``jvp`` pushes tangents of the weights forward by `torch.func.jvp`,
+        ``forward_ad`` by dual tensors of `torch.autograd.forward_ad`. ``jacrev`` and ``jacfwd``
+        differentiate one sum of each output. Of all these, `backward` ``inside`` puts the contexts
+        around the transform, ``outside`` into the transformed function.
+        ``functionalize`` is the program without its in-place writes, before any backward pass. A
+        transform excludes every other ingredient.
     precision: of products (matrix products and convolutions) of float32, on a backend that has a
         choice: `jax.default_matmul_precision`. ``default`` is what the environment says.
     deterministic: whether torch must use deterministic algorithms
@@ -203,8 +219,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def differentiates(self) -> bool:
-        """Whether the gradients are those of `torch.func.grad`."""
-        return self.transform in ("grad", "vmap_grad")
+        """Whether derivatives are those of a transform, and no backward pass follows."""
+        return self.transform not in ("none", "vmap", "functionalize")
 
 
 def _shown(contexts: Sequence[Around]) -> str:

@@ -27,7 +27,7 @@ from amp_fuzz.reference.shadow.mode import Shadow
 from amp_fuzz.reference.shadow.run import Shadowed, shadow
 from amp_fuzz.reference.state import as_device, log_kernels
 from amp_fuzz.reference.suppositions import inherited, intercepting, supposing, under
-from amp_fuzz.reference.transforms import grad, vmap
+from amp_fuzz.reference.transforms import transforms
 
 __all__ = [
     "DEVICES",
@@ -56,7 +56,6 @@ __all__ = [
     "custom_fwd",
     "custom_op",
     "distance",
-    "grad",
     "inherited",
     "intercepting",
     "load_table",
@@ -67,6 +66,6 @@ __all__ = [
     "snapshot",
     "supposing",
     "tabled_devices",
+    "transforms",
     "under",
-    "vmap",
 ]

@@ -86,7 +86,7 @@ class Semantics:
     keeper: what keeps the state of a forward with ``custom_fwd`` for its backward.
     forward_state: what a backward with ``custom_bwd`` finds there, by its ``ctx``.
     ahead: the block in which a function transform runs.
-    around_grad: the state around the backward ops of `torch.func.grad`, from that of the caller.
+    around_grad: the state around the backward ops of a function transform, from that of the caller.
     body: calls the body of a custom op (https://docs.pytorch.org/docs/stable/library.html).
 
     fp8: what an FP8 linear layer does, from what its implementation documents.

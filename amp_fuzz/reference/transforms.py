@@ -1,8 +1,8 @@
-"""Function transforms: `torch.func.grad` and `torch.func.vmap`."""
+"""Function transforms: those of `torch.func`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,11 +11,24 @@ from amp_fuzz.reference import kernels
 from amp_fuzz.reference.autocast import snapshot
 from amp_fuzz.reference.state import here
 
-__all__ = ["grad", "vmap"]
+__all__ = ["transforms"]
 
 
-def grad(device: str) -> Callable[..., Any]:
-    """Return `torch.func.grad` as it behaves under the reference.
+def transforms(device: str) -> Mapping[str, Callable[..., Any]]:
+    """Return the transforms of `torch.func`, by name, as they behave under the reference."""
+    return {
+        **{name: _backward(getattr(torch.func, name), device) for name in _BACKWARD},
+        **{name: _called(getattr(torch.func, name)) for name in _FORWARD},
+        "jvp": _first(torch.func.jvp),
+    }
+
+
+_BACKWARD = ("grad", "jacrev")
+_FORWARD = ("functionalize", "jacfwd", "vmap")
+
+
+def _backward(transform: Callable[..., Any], device: str) -> Callable[..., Any]:
+    """Return a transform that runs backward ops.
 
     "Backward ops run in the same type that autocast used for corresponding forward ops": autocast
     is for the function alone, not for the backward ops of the transform.
@@ -24,10 +37,10 @@ def grad(device: str) -> Callable[..., Any]:
     one, so regions of the function would share their casts.
     """
 
-    def transform(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    def transforming(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         def transformed(*args: Any) -> Any:
             if not here().nesting:
-                return _first(torch.func.grad(function, **options))(*args)
+                return _first(transform(function, **options))(*args)
             ambient = snapshot(device)
 
             def inside(*inputs: Any) -> Any:
@@ -35,27 +48,27 @@ def grad(device: str) -> Callable[..., Any]:
                     return function(*inputs)
 
             with here().semantics.around_grad(ambient):
-                return _first(torch.func.grad(inside, **options))(*args)
+                return _first(transform(inside, **options))(*args)
 
         return transformed
 
-    return transform
+    return transforming
 
 
-def vmap(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """Return `torch.func.vmap` as it behaves under the reference.
+def _called(transform: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a transform that runs the ops of its function, and of its derivatives forward.
 
-    It means what a loop over the calls means, so autocast decides about the ops that are called
-    before a batching rule makes others of them.
+    `vmap` means what a loop over the calls means, and `functionalize` what the calls mean. So
+    autocast decides about the ops that are called before a rule makes others of them.
     """
-    return _first(torch.func.vmap(function, **options))
+    return lambda function, **options: _first(transform(function, **options))
 
 
 def _first(transformed: Callable[..., Any]) -> Callable[..., Any]:
     """Return a transformed function in which autocast decides before the transform does."""
-    kernels.register_ahead()
 
     def call(*args: Any) -> Any:
+        kernels.register_ahead()
         with here().semantics.ahead():
             return transformed(*args)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -221,10 +222,18 @@ _AGAIN: _Options = (
     {"scaler": True, "steps": 2},
 )
 # Per-sample gradients involve the most rules: of batching, of backward ops, of both.
-_GRADIENTS = tuple({"transform": name} for name in ("vmap", "grad", "vmap_grad", "vmap_grad"))
+_GRADIENTS = tuple(
+    {"transform": name}
+    for name in (
+        *("vmap", "grad", "vmap_grad", "vmap_grad") * 3,
+        *("functionalize", "jvp", "forward_ad", "jacrev", "jacfwd"),
+    )
+)
 
 _TRAINING = _ingredients(_GRADIENTS, _AGAIN)
-_INFERRING = _ingredients(({"transform": "vmap"},), _NOTHING)
+_INFERRING = _ingredients(
+    tuple({"transform": name} for name in ("vmap", "vmap", "vmap", "functionalize")), _NOTHING
+)
 _COMPILED, _FROZEN = _ingredients(_ENTERING, _AGAIN), _ingredients(_ENTERING, _NOTHING)
 
 
@@ -255,8 +264,10 @@ def _consistent(plan: Plan, changes: dict[str, object]) -> Plan:
 def _alone(plan: Plan) -> Plan:
     """Return a plan with only its transform and its contexts."""
     backward = "inside" if plan.backward == "under" else plan.backward
-    transform = "vmap" if backward == "none" else plan.transform
-    return Plan(contexts=plan.contexts, backward=backward, transform=transform)
+    alone = Plan(contexts=plan.contexts, backward=backward, transform=plan.transform)
+    if alone.differentiates and backward == "none":
+        return msgspec.structs.replace(alone, transform="vmap")
+    return alone
 
 
 def draw_program(
@@ -529,6 +540,7 @@ def draw_case(
     program, values = _drawn(
         source, device, plan, ops, focus, form, statements, fused, recipes, caches
     )
+    plan = _sized(plan, program)
     case = Case(program, plan, integer(source, 0x10000))
     if again and not recipes and integer(source, again) == again - 1:
         if not focus and (lowered := _lowered(ops, device)):  # what shows the state of a call
@@ -553,6 +565,17 @@ def draw_case(
     if breaks and integer(source, breaks) == breaks - 1:
         case = case.with_program(body=_wrapped(source, case.program.body, Uncompiled()))
     return case
+
+
+def _sized(plan: Plan, program: Program) -> Plan:
+    """Return a plan that does not push forward too many tangents."""
+    trained = sum(math.prod(s.shape) for s in program.inputs if s.requires_grad)
+    if plan.transform != "jacfwd" or trained <= _TANGENTS:
+        return plan
+    return msgspec.structs.replace(plan, transform="jvp")
+
+
+_TANGENTS = 64
 
 
 _LAYER = "mm"

@@ -182,6 +182,11 @@ def test_the_smallest_plan_is_the_default() -> None:
         ("transform", "grad"),
         ("transform", "vmap"),
         ("transform", "vmap_grad"),
+        ("transform", "functionalize"),
+        ("transform", "jvp"),
+        ("transform", "forward_ad"),
+        ("transform", "jacrev"),
+        ("transform", "jacfwd"),
     ],
 )
 def test_a_plan_with_one_wish_has_one_context_and_at_most_one_other_change(

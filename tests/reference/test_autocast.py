@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_flatten
 
 from amp_fuzz import reference
 from amp_fuzz.backends.flips import deciding
+from amp_fuzz.backends.prelude import forward_ad
 from amp_fuzz.policies.tables import tabled_devices
 from amp_fuzz.reference import Cast, KernelCall, Policy, dispatch, load_table
 from amp_fuzz.reference.autocast import reset, state, torch_answers
@@ -968,7 +969,7 @@ def test_under_vmap_autocast_decides_about_the_op_that_was_called() -> None:
     w, b = weight().detach(), weight().detach()[0]
 
     def outputs() -> torch.Tensor:
-        mapped = reference.vmap(lambda x: nn.functional.linear(x, w, b))
+        mapped = reference.transforms("cpu")["vmap"](lambda x: nn.functional.linear(x, w, b))
         with reference.autocast("cpu", BF16):
             return mapped(torch.stack([X, X]))  # type: ignore[no-any-return]
 
@@ -977,8 +978,24 @@ def test_under_vmap_autocast_decides_about_the_op_that_was_called() -> None:
         assert outputs().dtype is F32  # as in torch
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, in jvp
+def test_under_jvp_a_tangent_is_computed_in_the_dtype_of_its_op() -> None:
+    """The policy of an inverse is float32: so are the products of its tangent."""
+    jvp = reference.transforms("cpu")["jvp"]
+    a, tangent = torch.eye(4) + random(4, 4, seed=3) / 8, random(4, 4, seed=4)
+
+    def pushed() -> Any:
+        return jvp(torch.linalg.inv, (a,), (tangent,))[1]
+
+    expected = pushed()
+    with reference.autocast("cpu", BF16):
+        assert torch.equal(pushed(), expected)
+        with quirks(["transform-before-autocast"]):
+            assert not torch.equal(pushed(), expected)  # as in torch
+
+
 def test_under_vmap_an_op_without_a_policy_keeps_its_dtype() -> None:
-    mapped = reference.vmap(lambda x: torch.mv(x, X[0]))
+    mapped = reference.transforms("cpu")["vmap"](lambda x: torch.mv(x, X[0]))
     with reference.autocast("cpu", BF16):
         assert mapped(torch.stack([X, X])).dtype is F32
         with quirks(["transform-before-autocast"]):
@@ -1065,13 +1082,13 @@ def by_checkpoint(
 
 
 def by_grad(side: Side, function: Callable[..., torch.Tensor], w: torch.Tensor) -> Any:
-    made = torch.func.grad if side is TORCH else reference.grad("cpu")
+    made = torch.func.grad if side is TORCH else reference.transforms("cpu")["grad"]
     return made(lambda w: function(w).square().sum())(w)
 
 
 def by_vmap_of_grad(side: Side, function: Callable[..., torch.Tensor], w: torch.Tensor) -> Any:
-    made = torch.func.grad if side is TORCH else reference.grad("cpu")
-    mapped = torch.func.vmap if side is TORCH else reference.vmap
+    made = torch.func.grad if side is TORCH else reference.transforms("cpu")["grad"]
+    mapped = torch.func.vmap if side is TORCH else reference.transforms("cpu")["vmap"]
     return mapped(made(lambda w: function(w).square().sum()))(torch.stack([w, w + 1]))
 
 
@@ -1081,7 +1098,27 @@ def by_vjp(side: Side, function: Callable[..., torch.Tensor], w: torch.Tensor) -
 
 
 def by_jvp(side: Side, function: Callable[..., torch.Tensor], w: torch.Tensor) -> Any:
-    return torch.func.jvp(function, (w,), (random(*w.shape, seed=9),))
+    made = torch.func.jvp if side is TORCH else reference.transforms("cpu")["jvp"]
+    return made(function, (w,), (random(*w.shape, seed=9),))
+
+
+def by_forward_ad(side: Side, function: Callable[..., torch.Tensor], w: torch.Tensor) -> Any:
+    outputs, tangents = forward_ad(lambda w: (function(w),), (w,), (random(*w.shape, seed=9),))
+    return outputs[0], tangents[0]
+
+
+def by_jacobian(
+    side: Side, function: Callable[..., torch.Tensor], w: torch.Tensor, name: str
+) -> Any:
+    made = getattr(torch.func, name) if side is TORCH else reference.transforms("cpu")[name]
+    return made(lambda w: function(w).square().sum(1))(w)
+
+
+def by_functionalize(side: Side, function: Callable[..., torch.Tensor], w: torch.Tensor) -> Any:
+    made = (
+        torch.func.functionalize if side is TORCH else reference.transforms("cpu")["functionalize"]
+    )
+    return by_backward(side, made(function), w)
 
 
 WAYS = {
@@ -1092,6 +1129,10 @@ WAYS = {
     "vmap": by_vmap_of_grad,
     "vjp": by_vjp,
     "jvp": by_jvp,
+    "forward_ad": by_forward_ad,
+    "jacrev": partial(by_jacobian, name="jacrev"),
+    "jacfwd": partial(by_jacobian, name="jacfwd"),
+    "functionalize": by_functionalize,
 }
 
 
@@ -1129,9 +1170,9 @@ def test_func_grad_gives_what_it_gives_with_the_context_inside(maps: bool) -> No
             return torch.mm(X, w).square().sum()
 
     def gradient() -> torch.Tensor:
-        derivative = reference.grad("cpu")(loss)
+        derivative = reference.transforms("cpu")["grad"](loss)
         if maps:
-            derivative = reference.vmap(derivative)
+            derivative = reference.transforms("cpu")["vmap"](derivative)
         w = weight().detach()
         return derivative(torch.stack([w, w]) if maps else w)  # type: ignore[no-any-return]
 

@@ -351,6 +351,7 @@ def test_a_damaged_file_is_an_error_of_one_line_or_source_that_compiles() -> Non
         (Plan(later=((),) * 8), "$.later has 8 calls: use 7 at most"),
         (Plan(reuse="graph"), "$.reuse='graph' belongs to $.later"),
         (Plan(transform="grad", backward="none"), "'grad' needs backward outside or inside"),
+        (Plan(transform="jvp", backward="none"), "'jvp' needs backward outside or inside"),
         (
             Plan(transform="vmap_grad", backward="under", backward_context=BF16),
             "'vmap_grad' needs backward outside or inside",

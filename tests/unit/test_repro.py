@@ -240,9 +240,16 @@ sys.exit(0 if right else 1 if wrong else 125)
         ("relation", "checkpoint: w1.grad", "y = y * len(calls)", planned()),
         ("relation", "transform: v0", "raise ValueError('seeded')", planned(transform="vmap_grad")),
         ("grad-bitwise", "w1.grad", "y = y * 2", planned(transform="grad")),
+        ("grad-bitwise", "w1.grad", "y = y * 2", planned(transform="jacrev")),
+        ("grad-bitwise", "w1.grad", "y = y * 2", planned(transform="jacfwd")),
+        ("grad-bitwise", "w1.grad", "y = y * 2", planned(transform="functionalize")),
+        ("bitwise", "tangent.v0", "y = y * 2", planned(transform="jvp")),
+        ("bitwise", "tangent.v0", "y = y * 2", planned(transform="forward_ad")),
+        ("dtype", "tangent.v0", "y = y.double()", planned(transform="jvp", backward="inside")),
         pytest.param("crash", "", "import os; os.abort()", MM, marks=pytest.mark.thorough),
     ],
 )
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, in jvp
 def test_every_kind(run_script: Run, kind: Any, where: str, body: str, case: Case) -> None:
     raised = re.search(r"raise (\w+)\('(\w+)'\)|assert", body)
     observed = "that" if raised is None else f"{raised[1] or 'AssertionError'}: {raised[2] or ''}"

@@ -546,6 +546,77 @@ def drive(x0, w1, b2):
         observe("w1.grad", grads[0])
 """,
     ),
+    (
+        {"transform": "functionalize"},
+        """\
+def drive(x0, w1, b2):
+    weights = [w1]
+    with autocast(device, dtype=torch.bfloat16):
+        entered = functionalize(program)
+        outputs = entered(x0, w1, b2.clone())
+        observe("v0", outputs[0])
+    starts = trains(outputs)
+    cotangents = [cotangent(o) for o in starts]
+    if starts: torch.autograd.backward(starts, cotangents)
+    observe("w1.grad", w1.grad)
+""",
+    ),
+    (
+        {"transform": "jvp"},
+        """\
+def drive(x0, w1, b2):
+    weights = [w1]
+    def function(w1):
+        with autocast(device, dtype=torch.bfloat16):
+            outputs = program(x0, w1, b2.clone())
+            return outputs
+    results, tangents = jvp(function, (w1,), (cotangent(w1),))
+    observe("v0", results[0])
+    observe("tangent.v0", tangents[0])
+""",
+    ),
+    (
+        {"transform": "forward_ad", "backward": "inside"},
+        """\
+def drive(x0, w1, b2):
+    weights = [w1]
+    with autocast(device, dtype=torch.bfloat16):
+        def function(w1):
+            outputs = program(x0, w1, b2.clone())
+            return outputs
+        results, tangents = forward_ad(function, (w1,), (cotangent(w1),))
+        observe("v0", results[0])
+        observe("tangent.v0", tangents[0])
+""",
+    ),
+    (
+        {"transform": "jacrev"},
+        """\
+def drive(x0, w1, b2):
+    weights = [w1]
+    def function(w1):
+        with autocast(device, dtype=torch.bfloat16):
+            outputs = program(x0, w1, b2.clone())
+            return sums(outputs), outputs
+    derivatives, results = jacrev(function, argnums=(0,), has_aux=True)(w1)
+    observe("v0", results[0])
+    observe("w1.grad", derivatives[0])
+""",
+    ),
+    (
+        {"transform": "jacfwd", "backward": "inside"},
+        """\
+def drive(x0, w1, b2):
+    weights = [w1]
+    with autocast(device, dtype=torch.bfloat16):
+        def function(w1):
+            outputs = program(x0, w1, b2.clone())
+            return sums(outputs), outputs
+        derivatives, results = jacfwd(function, argnums=(0,), has_aux=True, randomness="same")(w1)
+        observe("v0", results[0])
+        observe("w1.grad", derivatives[0])
+""",
+    ),
 ]
 
 
@@ -569,6 +640,13 @@ def test_without_weights_nothing_is_differentiated() -> None:
     text = driver_source(case([x("x0", 2, 2)], call("relu", "x0"), transform="vmap_grad"))
     assert "vmap(program, in_dims=(0,)" in text
     assert "loss" not in text
+
+
+@pytest.mark.parametrize("transform", ["jvp", "forward_ad", "jacrev", "jacfwd"])
+def test_without_weights_the_program_of_a_derivative_is_called(transform: str) -> None:
+    text = driver_source(case([x("x0", 2, 2)], call("relu", "x0"), transform=transform))
+    assert "outputs = program(x0)" in text
+    assert "function" not in text
 
 
 def test_if_all_inputs_are_weights_each_copy_has_its_own() -> None:

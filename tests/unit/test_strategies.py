@@ -266,6 +266,8 @@ PLANS = [
     ("checkpoint", "reentrant"), ("checkpoint", "non_reentrant"), ("thread", "inside"),
     ("thread", "whole"), ("interrupted", True), ("scaler", True),
     ("transform", "grad"), ("transform", "vmap"), ("transform", "vmap_grad"),
+    ("transform", "functionalize"), ("transform", "jvp"), ("transform", "forward_ad"),
+    ("transform", "jacrev"), ("transform", "jacfwd"),
     ("reuse", "graph"), ("reuse", "region"), ("later", ((),)), ("later", ((F16,),)),
     ("later", ((Autocast(enabled=False),),)), ("later", ((NoGrad(), BF16),)),
     ("later", ((AutocastDType("float16"),),)), ("later", ((F16,), (F16,))),

@@ -67,7 +67,12 @@ class PrivateUse1Backend(TorchRepros, TorchBackend):
         return True
 
     def fit(self, case: Case) -> Case:
-        """Return the case as the device takes it, whatever device its policies are of."""
+        """Return the case as the device takes it, whatever device its policies are of.
+
+        It lacks the zeros of forward-mode AD (``aten::_efficientzerotensor``).
+        """
+        if case.plan.transform in ("jvp", "forward_ad", "jacfwd"):
+            case = case.with_plan(transform="grad")
         return as_elsewhere(case)
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from amp_fuzz.cases.case import Case, Plan
+from amp_fuzz.cases.case import Case, Plan, Transform
 from amp_fuzz.cases.program import Autocast
 
 __all__ = ["contexts", "plans"]
@@ -39,9 +39,8 @@ def _plans(plan: Plan) -> Iterator[Plan]:
     for name in ("steps", "calls"):
         if getattr(plan, name) > 2:
             yield msgspec.structs.replace(plan, **{name: 2})
-    if plan.transform == "vmap_grad":
-        yield msgspec.structs.replace(plan, transform="vmap")
-        yield msgspec.structs.replace(plan, transform="grad")
+    for name in _PARTS.get(plan.transform, ()):
+        yield msgspec.structs.replace(plan, transform=name)
     if plan.backward_context is not None:
         for context in contexts(plan.backward_context):
             yield msgspec.structs.replace(plan, backward_context=context)
@@ -51,6 +50,15 @@ def _plans(plan: Plan) -> Iterator[Plan]:
         for plainer in contexts(context):
             others = (*plan.contexts[:i], plainer, *plan.contexts[i + 1 :])
             yield msgspec.structs.replace(plan, contexts=others)
+
+
+# The transforms that one is made of, the plainest first.
+_PARTS: Mapping[str, Sequence[Transform]] = {
+    "vmap_grad": ("vmap", "grad"),
+    "jvp": ("forward_ad",),
+    "jacrev": ("grad",),
+    "jacfwd": ("forward_ad", "jvp"),
+}
 
 
 def _calls(plan: Plan) -> Iterator[Plan]:

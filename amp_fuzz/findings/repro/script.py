@@ -22,6 +22,7 @@ import torch
 
 from amp_fuzz.backends import Backend, custom_functions, facts_of, prelude
 from amp_fuzz.backends.base import Repros, shadows_of
+from amp_fuzz.backends.harness import TRANSFORMS
 from amp_fuzz.backends.refusals import ORIGIN
 from amp_fuzz.backends.reproducing import source_of
 from amp_fuzz.backends.source import driver_source, imports_of
@@ -240,9 +241,8 @@ TORCH_IMPORTS: Mapping[str, str] = {
     "custom_bwd": "from torch.amp import custom_bwd",
     "custom_fwd": "from torch.amp import custom_fwd",
     "custom_op": "from torch.library import custom_op",
-    "grad": "from torch.func import grad",
+    **{name: f"from torch.func import {name}" for name in TRANSFORMS},
     "once_differentiable": "from torch.autograd.function import once_differentiable",
-    "vmap": "from torch.func import vmap",
     "checkpoint": "from torch.utils.checkpoint import checkpoint",
 }
 

@@ -21,6 +21,11 @@ def loss(q):
 
 torch.func.grad(loss)(q)
 # RuntimeError: expected scalar type BFloat16 but found Float
+
+tangent = torch.randn(4, 4)
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    inverse, pushed = torch.func.jvp(torch.linalg.inv, (torch.eye(4),), (tangent,))
+    print(pushed + tangent)  # zeros in float32; the products of the tangent ran in bfloat16
 ```
 
 **What torch does** (2.13.0). The transforms of `torch.func` come before autocast in the
@@ -28,15 +33,17 @@ dispatcher. Under `vmap` a batching rule makes other ops of the one that was cal
 decides about those: of `linear` with a bias the product is cast and the sum is not; an op with
 the policy `fp32` may run in 16 bits, for which it has no kernel. Where a policy casts at one
 level of a transform and calls the op with autocast excluded, the exclusion is lost at the next
-level, which casts what is inside the op again. Within `autocast("cpu")` inside a device's autocast,
-the device's own exclusion is lost so.
+level, which casts what is inside the op again. Under `jvp` and `jacfwd` this is also the formula of
+its tangent: that of a matrix inverse or factorisation runs in 16 bits. `functionalize` loses the
+exclusion too, forward-mode AD without a transform (`torch.autograd.forward_ad`) does not. Within
+`autocast("cpu")` inside a device's autocast, the device's own exclusion is lost so.
 
 **What the documentation says.** [Policies](https://docs.pytorch.org/docs/stable/amp.html) are for
 the ops that are called; `vmap` "returns a function that maps func over dimensions of the inputs",
 `grad` one that computes gradients: neither changes what dtype the function computes in.
 
-**What the reference does.** Inside `vmap` and `grad` its kernels stand before the transforms as
-well as behind them.
+**What the reference does.** Inside a transform of `torch.func` its kernels stand before the
+transforms as well as behind them.
 
 **Upstream.** [#192617](https://github.com/pytorch/pytorch/issues/192617) for `linear` with a
 bias. No issue that we know of for `grad` through `scaled_dot_product_attention`.
@@ -62,7 +69,8 @@ with torch.autocast("cpu", dtype=torch.bfloat16):
 
 **What torch does** (2.13.0). The transform runs its backward pass where it is called. Inside an
 autocast context the backward ops are autocast by their own policies, whatever the forward op ran
-in; where autocast stands inside the function that is differentiated they are not.
+in; where autocast stands inside the function that is differentiated they are not. `torch.func.jacrev`
+does the same.
 
 **What the documentation says.** ["Backward passes under autocast are not recommended. Backward
 ops run in the same type that autocast used for corresponding forward
