@@ -4,7 +4,8 @@ With the entry ``custom_op``, a call of the op is exported; the graph only knows
 The contexts around the program at that call are already in the graph; the same contexts surround
 the exported module when it runs. With ``decomposed``, composite ops in the graph are decomposed
 after the export, so torch must remember which autocast they were under. The result has casts and no
-regions, and runs with autocast off.
+regions, and runs with autocast off. With ``strict``, dynamo first makes a graph of the program, and
+the export traces that.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from amp_fuzz.backends.source import program_source
 from amp_fuzz.backends.torch_base import TorchBackend, numbers
 from amp_fuzz.backends.torch_state import in_compiling_thread, in_thread_alike
 from amp_fuzz.cases.case import Case, Plan, inferring, unbroken
+from amp_fuzz.cases.program import Checkpoint, unwrapped
 
 __all__ = ["DATA_DEPENDENT", "ExportBackend", "backends"]
 
@@ -45,16 +47,23 @@ DATA_DEPENDENT = (
 class ExportBackend(TorchRepros, TorchBackend):
     """``torch.export.export(program, inputs).module()`` on the CPU.
 
-    decomposed: ``run_decompositions`` comes between the two.
+    decomposed: ``run_decompositions`` comes between the two. strict: dynamo traces the program's
+    bytecode, with ``strict=True``; else Python runs it on fake tensors.
     """
 
     decomposed: bool = False
+    strict: bool = False
     exact: bool = field(default=False, kw_only=True)
 
     @property
     def name(self) -> str:
-        """``export`` or ``export[decomposed]``."""
-        return "export[decomposed]" if self.decomposed else "export"
+        """``export``, ``export[decomposed]`` or ``export[strict]``."""
+        return f"export[{self.mode}]" if self.mode else "export"
+
+    @property
+    def mode(self) -> str:
+        """What distinguishes it from the plain export: ``decomposed``, ``strict`` or nothing."""
+        return "decomposed" if self.decomposed else "strict" if self.strict else ""
 
     def supports(self, op: str, form: str) -> bool:
         """Return whether a call can be exported: it must not depend on values."""
@@ -66,9 +75,13 @@ class ExportBackend(TorchRepros, TorchBackend):
         It holds one graph, for the thread, the grad mode and the autocast of its first call: no
         first or later call under another mode, no other thread, no function transforms, and no pass
         that is interrupted outside of a function that disables autocast. Decomposed, it only
-        infers.
+        infers. Strict, it has no checkpoints: their graphs are not traced again
+        (``_checkpoint_context_fn``).
         """
         case = inferring(case) if self.decomposed else case
+        if self.strict:
+            body = unwrapped(case.program.body, (Checkpoint,))
+            case = case.with_program(body=body).with_plan(checkpoint="none")
         if case.plan.entry == "cast_inputs":
             case = case.with_plan(interrupted=False)
         case = case.with_plan(first_pass="none", transform="none", thread="none")
@@ -84,7 +97,7 @@ class ExportBackend(TorchRepros, TorchBackend):
         def driver(names: Mapping[str, Any]) -> dict[str, Any]:
             def export(program: Callable[..., Any]) -> Any:
                 def make(inputs: Sequence[torch.Tensor]) -> Any:
-                    return prelude.exported(program, inputs, self.decomposed)
+                    return prelude.exported(program, inputs, self.decomposed, self.strict)
 
                 return prelude.optimised(make, numbers(case, "buffer"), 1)
 
@@ -110,7 +123,7 @@ class ExportBackend(TorchRepros, TorchBackend):
 
         def invoke(*args: Any, **kwargs: Any) -> Any:
             random = torch.get_rng_state()
-            found = torch.export.export(module, args, kwargs)
+            found = torch.export.export(module, args, kwargs, strict=self.strict)
             torch.set_rng_state(random)
             if self.decomposed:
                 run = torch.autocast("cpu", enabled=False)(found.run_decompositions().module())
@@ -141,7 +154,8 @@ class ExportBackend(TorchRepros, TorchBackend):
 
     def expression(self, function: str, case: Case) -> str:
         """Return the source that exports a function at its first call, for a repro."""
-        made = f"exported({function}, inputs, {self.decomposed})"
+        strict = ", strict=True" if self.strict else ""
+        made = f"exported({function}, inputs, {self.decomposed}{strict})"
         return f"optimised(lambda inputs: {made}, {numbers(case, 'buffer')}, 1)"
 
     def driver(self, text: str, case: Case) -> str:
@@ -153,8 +167,8 @@ class ExportBackend(TorchRepros, TorchBackend):
         return _Exported(TorchBackend.reference(self).runtime)
 
     def ladder(self) -> Sequence[Backend]:
-        """Return the export without decompositions, for that with them."""
-        return [ExportBackend()] if self.decomposed else []
+        """Return the plain export, for the others."""
+        return [ExportBackend()] if self.mode else []
 
 
 @contextmanager
@@ -190,5 +204,5 @@ class _Exported(ReferenceRuntime):
 
 
 def backends() -> list[Backend]:
-    """Return the export, plain and decomposed."""
-    return [ExportBackend(), ExportBackend(decomposed=True)]
+    """Return the export: plain, decomposed and strict."""
+    return [ExportBackend(), ExportBackend(decomposed=True), ExportBackend(strict=True)]

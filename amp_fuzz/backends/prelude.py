@@ -300,7 +300,7 @@ def as_custom_op(program: Any, device: Any, custom_op: Any, cast: Any = None) ->
     return call
 
 
-def exported(program: Any, inputs: Any, decomposed: bool) -> Any:
+def exported(program: Any, inputs: Any, decomposed: bool, strict: bool = False) -> Any:
     """Return a program exported by `torch.export`, for inputs of these shapes and dtypes.
 
     Decomposed, its casts are in the graph and its regions are not: it runs with autocast off.
@@ -310,7 +310,7 @@ def exported(program: Any, inputs: Any, decomposed: bool) -> Any:
         def forward(self, *given: torch.Tensor) -> Any:
             return program(*given)
 
-    found = torch.export.export(Module(), tuple(inputs))
+    found = torch.export.export(Module(), tuple(inputs), strict=strict)
     if not decomposed:
         return found.module()
     return torch.autocast("cpu", enabled=False)(found.run_decompositions().module())

@@ -23,7 +23,13 @@ from amp_fuzz.versions import holds
 __all__ = ["Known", "KnownError", "Part", "load_known"]
 
 Part: TypeAlias = Literal[
-    "", "elided-casts", "nested-regions", "promised-dtypes", "stopped-checkpoints", "weight-cache"
+    "",
+    "elided-casts",
+    "nested-regions",
+    "promised-dtypes",
+    "stopped-checkpoints",
+    "unentered-regions",
+    "weight-cache",
 ]
 """A part of a compiler that torch can run without."""
 

@@ -97,11 +97,32 @@ def _without_weight_cache() -> AbstractContextManager[None]:
     return patched(autocast, "__init__", init)
 
 
+def _without_unentered_regions() -> AbstractContextManager[None]:
+    """Let an export enter the autocast regions of a graph that it traces again."""
+    import torch
+    from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
+
+    honest = PreDispatchTorchFunctionMode.__torch_function__
+    entered: list[Any] = []
+
+    def handle(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        node = honest(self, func, types, args, kwargs)
+        if func is torch.amp.autocast_mode._enter_autocast:
+            entered.append(torch.autocast(*args))
+            entered[-1].__enter__()
+        elif func is torch.amp.autocast_mode._exit_autocast:
+            entered.pop().__exit__(None, None, None)
+        return node
+
+    return patched(PreDispatchTorchFunctionMode, "__torch_function__", handle)
+
+
 WITHOUT: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "elided-casts": lambda: _compiled_with("emulate_precision_casts", True),
     "nested-regions": _without_nested_regions,
     "promised-dtypes": _without_promised_dtypes,
     "stopped-checkpoints": _without_stopped_checkpoints,
+    "unentered-regions": _without_unentered_regions,
     "weight-cache": _without_weight_cache,
 }
 """How to run torch without what a known entry blames."""

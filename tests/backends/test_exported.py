@@ -12,7 +12,7 @@ from amp_fuzz.backends.export import ExportBackend
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.literals import bits_of
-from amp_fuzz.cases.program import Autocast
+from amp_fuzz.cases.program import Autocast, Checkpoint, regions
 from amp_fuzz.findings.minimize.target import stage_of
 from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.oracle.verdict import Verdict
@@ -26,6 +26,7 @@ pytestmark = pytest.mark.thorough
 INPUTS = [x("x0", 6, 8), x("w1", 8, 6)]
 BODY = (call("mm", "x0", "w1"), call("softmax", "v0", -1, to="v1"))
 PLAIN, DECOMPOSED = ExportBackend(), ExportBackend(decomposed=True)
+STRICT = ExportBackend(strict=True)
 
 
 def judge(backend: ExportBackend, example: Case) -> Verdict:
@@ -37,29 +38,31 @@ def test_they_are_found() -> None:
     assert [b.name for b in backends().values() if isinstance(b, ExportBackend)] == [
         "export",
         "export[decomposed]",
+        "export[strict]",
     ]
 
 
 def test_regions_are_in_the_graph() -> None:
     island = under(Autocast(enabled=False), call("mm", "x0", "w1"))
-    for backend in (PLAIN, DECOMPOSED):
+    for backend in (PLAIN, DECOMPOSED, STRICT):
         assert judge(backend, case(INPUTS, island)).outcome == "agreed"
 
 
 def test_the_program_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[bool] = []
+    made: list[tuple[bool, bool]] = []
     export = prelude.exported
 
-    def spy(program: Any, inputs: Any, decomposed: bool) -> Any:
-        made.append(decomposed)
-        found = export(program, inputs, decomposed)
+    def spy(program: Any, inputs: Any, decomposed: bool, strict: bool) -> Any:
+        made.append((decomposed, strict))
+        found = export(program, inputs, decomposed, strict)
         assert decomposed or isinstance(found, torch.fx.GraphModule)
         return found
 
     monkeypatch.setattr("amp_fuzz.backends.prelude.exported", spy)
     PLAIN.run([case(INPUTS, *BODY, steps=2)])
     DECOMPOSED.run([case(INPUTS, *BODY, backward="none")])
-    assert made == [False, True]
+    STRICT.run([case(INPUTS, *BODY)])
+    assert made == [(False, False), (True, False), (False, True)]
 
 
 def test_what_an_export_gets_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,10 +82,44 @@ def test_what_an_export_gets_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> 
         assert judge_of(PLAIN, ()).judge(example).outcome == "agreed"
 
 
-def test_programs_of_the_generator_run() -> None:
+def test_a_region_that_dynamo_enters_enabled_is_found_in_a_strict_export_alone(
+    monkeypatch: pytest.MonkeyPatch, run_script: Run
+) -> None:
+    from torch._dynamo.variables.ctx_manager import AutocastModeVariable
+
+    honest: Any = AutocastModeVariable.enter
+
+    def enter(self: Any, tx: Any) -> Any:
+        device, dtype, _, cache = self.target_values
+        self.target_values = [device, dtype, True, cache]
+        return honest(self, tx)
+
+    example = case(INPUTS, under(Autocast(enabled=False), call("mm", "x0", "w1")))
+    monkeypatch.setattr(AutocastModeVariable, "enter", enter)
+    verdict = judge(STRICT, example)
+    assert verdict.divergence is not None
+    assert (verdict.divergence.kind, verdict.divergence.where) == ("dtype", "v0")
+    assert judge(PLAIN, example).outcome == "agreed"
+    with quiet():
+        text = repro(verdict.case, STRICT, verdict.finding("all"))
+    assert "strict=True" in text
+    code, printed, _ = run_script(text)
+    assert code == 0, printed  # there is no fault in the script's torch
+
+
+def test_a_strict_export_has_no_checkpoints() -> None:
+    body = (under(Checkpoint(use_reentrant=False), call("mm", "x0", "w1")),)
+    example = STRICT.fit(case(INPUTS, *body, checkpoint="non_reentrant"))
+    assert example.plan.checkpoint == "none"
+    assert list(regions(example.program.body)) == []
+    assert judge(STRICT, example).outcome == "agreed"
+
+
+@pytest.mark.parametrize("backend", [PLAIN, STRICT], ids=lambda b: b.name)
+def test_programs_of_the_generator_run(backend: ExportBackend) -> None:
     outcomes = []
-    for example in draw(Task("export", "all", (), 20, 5), Settings(("export",))):
-        outcomes.append(judge(PLAIN, example).outcome)
+    for example in draw(Task(backend.name, "all", (), 20, 5), Settings((backend.name,))):
+        outcomes.append(judge(backend, example).outcome)
     assert outcomes.count("agreed") > 10
     assert torch._C._len_torch_dispatch_stack() == 0
 

@@ -13,7 +13,8 @@ from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
 from tests.helpers import BF16, F16, brief, call, case, needs_torch, x
 
-BACKENDS = ("compile[aot_eager]", "script", "trace", "export", "export[decomposed]")
+EXPORTS = ("export", "export[decomposed]", "export[strict]")
+BACKENDS = ("compile[aot_eager]", "script", "trace", *EXPORTS)
 LATERS: tuple[tuple[Around, ...], ...] = (
     (F16,),
     (),

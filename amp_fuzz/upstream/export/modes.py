@@ -111,7 +111,7 @@ BUGS = (
         torch=">=2.7",
         seen="2.15.0",
         harm="silent gradient",
-        backends=("export",),
+        backends=("export", "export[strict]"),
         imitation=Imitation(rewrite=_as_exported),
         examples=(
             Example(
