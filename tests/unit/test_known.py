@@ -537,7 +537,7 @@ def test_each_shipped_entry_has_an_example() -> None:
     [
         ("torchscript-", r"script.*|trace.*"),
         ("trace-", r"trace.*"),
-        ("export-", r"export(\[decomposed\])?"),
+        ("export-", r"export(\[(decomposed|strict)\])?"),
         ("compile-", r"compile\[.*|export.*|torchax.*"),
         ("torchax-", r"torchax.*"),
         ("xla-", r"jax.*|torchax.*"),
