@@ -160,6 +160,7 @@ class Runtime:
             "as_function_apart": prelude.as_function_apart,
             "cotangent": prelude.cotangent,
             "forward_ad": prelude.forward_ad,
+            "halved": prelude.halved,
             "in_thread": self.thread,
             "nudge": prelude.nudge,
             "sums": prelude.sums,

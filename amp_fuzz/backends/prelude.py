@@ -22,6 +22,7 @@ __all__ = [
     "exported",
     "forward_ad",
     "frozen",
+    "halved",
     "holding",
     "in_thread",
     "module_of",
@@ -57,6 +58,11 @@ def nudge(weights):  # type: ignore[no-untyped-def]
     with torch.no_grad():
         for weight in weights:
             weight.mul_(0.5)
+
+
+def halved(x):  # type: ignore[no-untyped-def]
+    """Return other values of the same kind: half of each. Integers stay."""
+    return x * 0.5 if x.is_floating_point() or x.is_complex() else x
 
 
 def uncompiled(function, *args):  # type: ignore[no-untyped-def]

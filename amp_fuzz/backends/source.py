@@ -252,7 +252,7 @@ class _Driver:
         if self.plan.later:
             self.calls()
             self.backward("")
-        elif self.plan.loop == "inside" and self.plan.steps > 1:
+        elif self.plan.loop == "inside" and self.plan.passes > 1:
             self.enter()
             self.steps(self.pass_inside)
             self.depth -= len(self.plan.contexts)
@@ -285,9 +285,19 @@ class _Driver:
     # -- one training step --------------------------------------------------------------------
 
     def steps(self, one: Callable[[str], None]) -> None:
-        many = self.plan.steps > 1
-        for step in range(self.plan.steps):
-            one(f"step{step}." if many else "")
+        plan = self.plan
+        for step in range(plan.steps):
+            prefix = f"step{step}." if plan.steps > 1 else ""
+            for batch in range(plan.micro_batches):
+                if batch:
+                    self.next_batch()
+                one(f"{prefix}batch{batch}." if plan.micro_batches > 1 else prefix)
+            self.update(prefix)
+
+    def next_batch(self) -> None:
+        for spec in self.program.inputs:
+            if not spec.requires_grad:
+                self.put(f"{spec.name} = halved({spec.name})")
 
     def pass_entering(self, prefix: str) -> None:
         """Enter the contexts, call the program, leave them; the backward inside or after."""
@@ -315,12 +325,10 @@ class _Driver:
         else:
             self.depth = depth
             self.backward(prefix)
-        self.update(prefix)
 
     def pass_inside(self, prefix: str) -> None:
         self.forward(prefix, "program")
         self.backward(prefix)
-        self.update(prefix)
 
     def inputs(self) -> str:
         """Return the arguments of a call; buffers that the program writes are passed as copies."""

@@ -110,7 +110,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backward: where the backward pass runs; ``under`` means under `backward_context`.
     second: what follows: another backward over the retained graph, or a double backward.
     steps: training steps with an in-place weight update after each; `loop` says whether the steps
-        share one context or enter it anew.
+        and micro-batches share one context or enter it anew.
     first_pass: a forward pass in the same context first, under that mode.
     calls: how often the program is called in the context; the later calls are observed too. A
         custom op is called once, then the program itself, so weights are used inside and outside.
@@ -137,6 +137,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deterministic: whether torch must use deterministic algorithms
         (`torch.use_deterministic_algorithms`); an op that has none then raises.
     settings: the lines that set what changes numbers: see `settings`.
+    micro_batches: how many forward and backward passes a step has, each on inputs of half the
+        values of the one before. Their gradients accumulate in the leaves.
     """
 
     contexts: tuple[Autocast, ...] = (Autocast(dtype="bfloat16"),)
@@ -158,6 +160,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     precision: Precision = "default"
     deterministic: bool = False
     settings: tuple[str, ...] = ()
+    micro_batches: int = 1
 
     def __str__(self) -> str:
         contexts = _shown(self.contexts)
@@ -183,11 +186,15 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             check_context(self.backward_context, "$.backward_context")
         if (self.backward == "under") != (self.backward_context is not None):
             raise ProgramError("$.backward_context belongs to backward='under', and only to it")
-        for name, low, high in (("steps", 1, 8), ("calls", 1, 8)):
-            if not low <= getattr(self, name) <= high:
-                raise ProgramError(f"$.{name}={getattr(self, name)}: use {low} to {high}")
-        if self.backward == "none" and (self.second != "none" or self.steps > 1 or self.scaler):
-            raise ProgramError("$.backward='none' leaves nothing for second, steps or scaler")
+        for name in ("steps", "calls", "micro_batches"):
+            if not 1 <= getattr(self, name) <= 8:
+                raise ProgramError(f"$.{name}={getattr(self, name)}: use 1 to 8")
+        if self.backward == "none" and (self.second != "none" or self.passes > 1 or self.scaler):
+            raise ProgramError(
+                "$.backward='none' leaves nothing for second, steps, micro_batches or scaler"
+            )
+        if self.micro_batches > 1 and self.second != "none":
+            raise ProgramError(f"$.micro_batches={self.micro_batches} needs second='none'")
         if self.entry not in _BARE and not self.contexts:
             raise ProgramError(f"$.entry={self.entry!r} needs a context")
         if unknown := [line for line in self.settings if line not in SETTINGS]:
@@ -218,6 +225,11 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ProgramError(f"$.{name}{shown} stands alone: leave out {', '.join(wrong)}")
 
     @property
+    def passes(self) -> int:
+        """How many forward and backward passes all steps have."""
+        return self.steps * self.micro_batches
+
+    @property
     def differentiates(self) -> bool:
         """Whether derivatives are those of a transform, and no backward pass follows."""
         return self.transform not in ("none", "vmap", "functionalize")
@@ -237,6 +249,7 @@ _LATER = (
     b',"precision":"default"',
     b',"deterministic":false',
     b',"settings":[]',
+    b',"micro_batches":1',
     b',"values":""',
     b',"device":""',
 )
@@ -381,6 +394,7 @@ def inferring(case: Case) -> Case:
         loop="outside",
         scaler=False,
         interrupted=False,
+        micro_batches=1,
     )
 
 

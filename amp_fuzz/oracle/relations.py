@@ -131,7 +131,7 @@ def _entry(case: Case) -> tuple[Case, Case] | None:
         return None
     if plan.transform != "none" or plan.backward == "inside" or plan.later:
         return None  # a decorated function is left before the backward pass
-    later = plan.steps > 1 or plan.calls > 1
+    later = plan.passes > 1 or plan.calls > 1
     if plan.entry in _FUNCTIONS and later and (_delays(case) or _keeps(case)):
         return None  # their bodies may also run with grad mode on, which changes what layers keep
     if plan.entry in _FUNCTIONS:

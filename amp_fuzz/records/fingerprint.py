@@ -234,7 +234,7 @@ def ingredient(case: Case) -> str:
         found.append("disabled")
     for name, plain in _PLAIN.items():
         value = getattr(plan, name)
-        if value == plain or (name == "loop" and plan.steps == 1):
+        if value == plain or (name == "loop" and plan.passes == 1):
             continue
         if name == "settings":
             value = ", ".join(value)

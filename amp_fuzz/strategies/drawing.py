@@ -216,6 +216,8 @@ _AGAIN: _Options = (
     {"second": "double"},
     {"steps": 2},
     {"steps": 2, "loop": "inside"},
+    {"micro_batches": 2},
+    {"micro_batches": 2, "loop": "inside"},
     {"checkpoint": "reentrant"},
     {"checkpoint": "non_reentrant"},
     {"scaler": True},
@@ -243,10 +245,13 @@ def _consistent(plan: Plan, changes: dict[str, object]) -> Plan:
     drop: dict[str, object] = {}
     if plan.backward == "none":
         drop |= {"second": "none", "steps": 1, "loop": "outside", "scaler": False}
+        drop["micro_batches"] = 1
     if plan.entry != "context" and not plan.contexts:
         drop["entry"] = "context"
-    if plan.steps == 1 or not plan.contexts:
+    if plan.passes == 1 or not plan.contexts:
         drop["loop"] = "outside"
+    if plan.micro_batches > 1:
+        drop["second"] = "none"
     plan = msgspec.structs.replace(plan, **drop)
     if plan.loop == "inside":
         plan = msgspec.structs.replace(

@@ -170,6 +170,7 @@ def test_the_smallest_plan_is_the_default() -> None:
         ("second", "retain"),
         ("second", "double"),
         ("steps", 2),
+        ("micro_batches", 2),
         ("first_pass", "no_grad"),
         ("first_pass", "inference_mode"),
         ("calls", 2),

@@ -335,7 +335,10 @@ def test_a_damaged_file_is_an_error_of_one_line_or_source_that_compiles() -> Non
         (Plan(calls=0), "$.calls=0: use 1 to 8"),
         (Plan(backward="none", second="retain"), "leaves nothing for second"),
         (Plan(backward="none", steps=2), "leaves nothing for second, steps"),
-        (Plan(backward="none", scaler=True), "leaves nothing for second, steps or scaler"),
+        (Plan(backward="none", scaler=True), "leaves nothing for second, steps, micro_batches or"),
+        (Plan(backward="none", micro_batches=2), "leaves nothing for second, steps, micro_batches"),
+        (Plan(micro_batches=9), "$.micro_batches=9: use 1 to 8"),
+        (Plan(micro_batches=2, second="retain"), "$.micro_batches=2 needs second='none'"),
         (Plan(contexts=(), entry="decorator"), "$.entry='decorator' needs a context"),
         (Plan(contexts=(BF16, Autocast(dtype="int8"))), "$.contexts[1].dtype='int8'"),
         (

@@ -353,6 +353,71 @@ def drive(x0, w1, b2):
 """,
     ),
     (
+        {"micro_batches": 2, "steps": 2},
+        """\
+def drive(x0, w1, b2):
+    weights = [w1]
+    with autocast(device, dtype=torch.bfloat16):
+        outputs = program(x0, w1, b2.clone())
+        observe("step0.batch0.v0", outputs[0])
+    starts = trains(outputs)
+    cotangents = [cotangent(o) for o in starts]
+    if starts: torch.autograd.backward(starts, cotangents)
+    observe("step0.batch0.w1.grad", w1.grad)
+    x0 = halved(x0)
+    b2 = halved(b2)
+    with autocast(device, dtype=torch.bfloat16):
+        outputs = program(x0, w1, b2.clone())
+        observe("step0.batch1.v0", outputs[0])
+    starts = trains(outputs)
+    cotangents = [cotangent(o) for o in starts]
+    if starts: torch.autograd.backward(starts, cotangents)
+    observe("step0.batch1.w1.grad", w1.grad)
+    nudge(weights)
+    w1.grad = None
+    with autocast(device, dtype=torch.bfloat16):
+        outputs = program(x0, w1, b2.clone())
+        observe("step1.batch0.v0", outputs[0])
+    starts = trains(outputs)
+    cotangents = [cotangent(o) for o in starts]
+    if starts: torch.autograd.backward(starts, cotangents)
+    observe("step1.batch0.w1.grad", w1.grad)
+    x0 = halved(x0)
+    b2 = halved(b2)
+    with autocast(device, dtype=torch.bfloat16):
+        outputs = program(x0, w1, b2.clone())
+        observe("step1.batch1.v0", outputs[0])
+    starts = trains(outputs)
+    cotangents = [cotangent(o) for o in starts]
+    if starts: torch.autograd.backward(starts, cotangents)
+    observe("step1.batch1.w1.grad", w1.grad)
+    nudge(weights)
+    w1.grad = None
+""",
+    ),
+    (
+        {"micro_batches": 2, "loop": "inside", "backward": "inside"},
+        """\
+def drive(x0, w1, b2):
+    weights = [w1]
+    with autocast(device, dtype=torch.bfloat16):
+        outputs = program(x0, w1, b2.clone())
+        observe("batch0.v0", outputs[0])
+        starts = trains(outputs)
+        cotangents = [cotangent(o) for o in starts]
+        if starts: torch.autograd.backward(starts, cotangents)
+        observe("batch0.w1.grad", w1.grad)
+        x0 = halved(x0)
+        b2 = halved(b2)
+        outputs = program(x0, w1, b2.clone())
+        observe("batch1.v0", outputs[0])
+        starts = trains(outputs)
+        cotangents = [cotangent(o) for o in starts]
+        if starts: torch.autograd.backward(starts, cotangents)
+        observe("batch1.w1.grad", w1.grad)
+""",
+    ),
+    (
         {"first_pass": "no_grad"},
         """\
 def drive(x0, w1, b2):

@@ -119,6 +119,7 @@ class JaxBackend(TorchBackend):
             transform="none",
             later=(),
             reuse="calls",
+            micro_batches=1,
         )
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:

@@ -36,7 +36,7 @@ def _plans(plan: Plan) -> Iterator[Plan]:
             yield msgspec.structs.replace(plan, **{field.name: value})
     for line in plan.settings if len(plan.settings) > 1 else ():
         yield msgspec.structs.replace(plan, settings=(line,))
-    for name in ("steps", "calls"):
+    for name in ("steps", "calls", "micro_batches"):
         if getattr(plan, name) > 2:
             yield msgspec.structs.replace(plan, **{name: 2})
     for name in _PARTS.get(plan.transform, ()):

@@ -1,0 +1,88 @@
+"""What happens to gradients after a backward pass: faults that one ingredient of training meets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from amp_fuzz.backends.eager import EagerBackend
+from amp_fuzz.backends.harness import Runtime, quiet
+from amp_fuzz.oracle.judge import Judge
+from tests.helpers import call, case, x
+
+_CASE = [x("x0", 6, 8), x("w1", 8, 6)], call("mm", "x0", "w1"), call("exp", "v0", to="v1")
+_OTHERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"backward": "inside"},
+    {"second": "retain"},
+    {"second": "double"},
+    {"steps": 2},
+    {"steps": 2, "loop": "inside", "backward": "inside"},
+    {"calls": 2},
+    {"scaler": True},
+    {"checkpoint": "reentrant"},
+    {"checkpoint": "non_reentrant"},
+    {"first_pass": "no_grad"},
+    {"interrupted": True},
+    {"thread": "whole"},
+    {"transform": "grad"},
+    {"later": ((),)},
+)
+
+
+class Watching(EagerBackend):
+    """Eager, but weights that a program gets under autocast are changed before it runs."""
+
+    change: Callable[[torch.Tensor], None]
+
+    def runtime(self, **more: Any) -> Runtime:
+        """Return torch's autocast."""
+
+        def driver(names: Mapping[str, Any]) -> dict[str, Any]:
+            seen = set[int]()
+
+            def program(*inputs: torch.Tensor) -> Any:
+                for leaf in inputs if torch.is_autocast_enabled("cpu") else ():
+                    if leaf.requires_grad and leaf.is_leaf and id(leaf) not in seen:
+                        seen.add(id(leaf))
+                        type(self).change(leaf)
+                return names["program"](*inputs)
+
+            return {"program": program}
+
+        return EagerBackend.runtime(self, **{"driver": driver, **more})
+
+
+class Accumulating(Watching):
+    """Adds a gradient to an earlier one in bfloat16."""
+
+    @staticmethod
+    def change(leaf: torch.Tensor) -> None:
+        """Round each sum."""
+        earlier: list[bool] = []
+
+        def rounded(leaf: torch.Tensor) -> None:
+            if leaf.grad is not None and earlier.pop():
+                leaf.grad = leaf.grad.bfloat16().to(leaf.dtype)
+
+        leaf.register_hook(lambda grad: earlier.append(leaf.grad is not None))
+        leaf.register_post_accumulate_grad_hook(rounded)
+
+
+@pytest.mark.parametrize("loop", ["outside", "inside"])
+def test_gradients_of_micro_batches_that_are_added_in_16_bits_are_found(loop: str) -> None:
+    batches = {"micro_batches": 2, "loop": loop, "backward": loop}
+    with quiet():
+        found = Judge(Accumulating("cpu")).judge(case(*_CASE, **batches))
+    assert found.outcome == "diverged"
+    assert found.divergence is not None
+    assert (found.divergence.kind, found.divergence.where) == ("grad-bitwise", "batch1.w1.grad")
+
+
+@pytest.mark.parametrize("plan", _OTHERS, ids=str)
+def test_only_micro_batches_add_a_gradient_to_an_earlier_one(plan: dict[str, Any]) -> None:
+    with quiet():
+        assert Judge(Accumulating("cpu")).judge(case(*_CASE, **plan)).outcome == "agreed"
