@@ -31,7 +31,7 @@ from amp_fuzz.backends import bisection, harness, prelude
 from amp_fuzz.backends.base import Availability, Backend, Call, Facts, documentation
 from amp_fuzz.backends.determinism import DRAWN, EXACT, Kernels
 from amp_fuzz.backends.eager import has_device
-from amp_fuzz.backends.export import DATA_DEPENDENT
+from amp_fuzz.backends.export import DATA_DEPENDENT, HOOKED
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.backends.numerics import numerics
 from amp_fuzz.backends.reference import ReferenceRuntime, within
@@ -130,10 +130,10 @@ class CompileBackend(TorchRepros, TorchBackend):
         reentrant checkpoint is not (`torch.library.register_fake`, `register_autograd`). Torch
         caches a custom op by its name (pytorch#144344), so with caches there is none. A frozen
         program only infers, and calls no custom op: its weights would be the op's arguments. Nested
-        regions need AOTAutograd, and a graph without a break. A custom op's body is in no graph. A
-        context may keep the first default dtype in a graph, but not after it, so a program whose
-        default changes has no break. If AOTAutograd is told nothing, each backward graph has the
-        autocast of its forward, and one backward pass of several graphs has several: it is left
+        regions need AOTAutograd, no hook, and a graph without a break. A custom op's body is in no
+        graph. A context may keep the first default dtype in a graph, but not after it, so a program
+        whose default changes has no break. If AOTAutograd is told nothing, each backward graph has
+        the autocast of its forward, and one backward pass of several graphs has several: it is left
         out.
         """
         if (self.freezing or self.cached) and case.plan.entry in CUSTOM_OPS:
@@ -145,6 +145,7 @@ class CompileBackend(TorchRepros, TorchBackend):
         if self.rung != "eager" and case.plan.second == "double":
             case = case.with_plan(second="retain")
         nests = self.rung != "eager" and hasattr(torch.compiler, "nested_compile_region")
+        nests &= not any(s.op in HOOKED for s in statements(case.program.body))
         if case.plan.reuse == "region" and not nests:
             case = case.with_plan(reuse="graph")
         if self.freezing:

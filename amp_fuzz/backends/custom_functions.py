@@ -2,7 +2,7 @@
 
 Each function makes one, of an implementation's ``autocast``, ``custom_fwd``, ``custom_bwd`` and
 ``custom_op``. `amp_fuzz.catalogue.custom` says how they are drawn. A function and the op of the
-same name compute the same. They use only torch, the standard library, and each other.
+same name compute the same. They use only torch, the standard library, each other and `prelude`.
 
 The linear ones are built as in Transformer Engine (pull request 2967): one dataclass of arguments
 for each direction, and implementations that return what to save; only the boundary to autograd
@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from amp_fuzz.backends.prelude import half_by_product
+
 __all__ = [
     "Affine",
     "LinearArgs",
@@ -26,6 +28,7 @@ __all__ = [
     "make_exp_function",
     "make_exp_op",
     "make_freed_function",
+    "make_hooked",
     "make_linear_function",
     "make_linear_op",
     "make_matmul_function",
@@ -197,6 +200,18 @@ def make_exp_op(custom_op: Any, device: Any) -> Any:
     op.register_autograd(backward, setup_context=setup_context)
     op.register_autocast(device, torch.float32)
     return op
+
+
+def make_hooked():  # type: ignore[no-untyped-def]
+    """Return a copy whose gradient a hook halves under the autocast of the backward pass."""
+
+    def hooked(x):  # type: ignore[no-untyped-def]
+        y = x.clone()
+        if y.requires_grad:
+            y.register_hook(half_by_product)
+        return y
+
+    return hooked
 
 
 def make_straight_function():  # type: ignore[no-untyped-def]

@@ -29,8 +29,10 @@ from amp_fuzz.backends.torch_state import in_compiling_thread, in_thread_alike
 from amp_fuzz.cases.case import Case, Plan, inferring, unbroken
 from amp_fuzz.cases.program import Checkpoint, unwrapped
 
-__all__ = ["DATA_DEPENDENT", "ExportBackend", "backends"]
+__all__ = ["DATA_DEPENDENT", "HOOKED", "ExportBackend", "backends"]
 
+HOOKED = ("hooked",)
+"""Ops that register a hook on a value. Exported programs and traces have no hooks."""
 # Their shapes or branches depend on input values, or they need real memory.
 DATA_DEPENDENT = (
     "_grid_sampler_2d_cpu_fallback",
@@ -66,8 +68,8 @@ class ExportBackend(TorchRepros, TorchBackend):
         return "decomposed" if self.decomposed else "strict" if self.strict else ""
 
     def supports(self, op: str, form: str) -> bool:
-        """Return whether a call can be exported: it must not depend on values."""
-        return op not in DATA_DEPENDENT
+        """Return whether a call can be exported: not if it depends on values, or adds a hook."""
+        return op not in (*DATA_DEPENDENT, *HOOKED)
 
     def fit(self, case: Case) -> Case:
         """Return the case without what an exported program cannot do.

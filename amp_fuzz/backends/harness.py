@@ -168,6 +168,8 @@ class Runtime:
             "trains": prelude.trains,
             "twice": prelude.twice,
             "undecorated": prelude.undecorated,
+            "with_hook": prelude.with_hook,
+            "with_post_hook": prelude.with_post_hook,
             **self.fp8(self.checkpoint),
         }
 

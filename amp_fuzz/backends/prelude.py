@@ -22,6 +22,7 @@ __all__ = [
     "exported",
     "forward_ad",
     "frozen",
+    "half_by_product",
     "halved",
     "holding",
     "in_thread",
@@ -35,6 +36,8 @@ __all__ = [
     "trains",
     "twice",
     "undecorated",
+    "with_hook",
+    "with_post_hook",
 ]
 
 
@@ -63,6 +66,38 @@ def nudge(weights):  # type: ignore[no-untyped-def]
 def halved(x):  # type: ignore[no-untyped-def]
     """Return other values of the same kind: half of each. Integers stay."""
     return x * 0.5 if x.is_floating_point() or x.is_complex() else x
+
+
+def half_by_product(grad):  # type: ignore[no-untyped-def]
+    """Return half of a gradient, rounded as a product is where autocast is on."""
+    if grad is None:  # as compiled functions give it to hooks, for weights without a gradient
+        return None
+    half = grad.new_full((1, 1), 0.5)
+    return torch.mm(grad.reshape(-1, 1), half).reshape(grad.shape).to(grad.dtype)
+
+
+def with_hook(weight):  # type: ignore[no-untyped-def]
+    """Let a hook halve each gradient of a weight. Return a list that gets the whole one."""
+    seen = [None]
+
+    def hook(grad):  # type: ignore[no-untyped-def]
+        seen[0] = None if grad is None else grad.detach().clone()
+        return half_by_product(grad)  # type: ignore[no-untyped-call]
+
+    weight.register_hook(hook)
+    return seen
+
+
+def with_post_hook(weight):  # type: ignore[no-untyped-def]
+    """Let a hook halve the gradient of a weight once it is accumulated, as `with_hook` does."""
+    seen = [None]
+
+    def hook(weight):  # type: ignore[no-untyped-def]
+        seen[0] = None if weight.grad is None else weight.grad.detach().clone()
+        weight.grad = half_by_product(weight.grad)  # type: ignore[no-untyped-call]
+
+    weight.register_post_accumulate_grad_hook(hook)
+    return seen
 
 
 def uncompiled(function, *args):  # type: ignore[no-untyped-def]

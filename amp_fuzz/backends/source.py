@@ -60,6 +60,7 @@ _FUNCTIONS: Mapping[str, str] = {
     "register_autocast": "as_custom_op(program, device, custom_op, torch.float32)",
 }
 """The source of an entry's ``autograd.Function`` or custom op around a program."""
+_HOOKS: Mapping[str, str] = {"tensor": "with_hook", "accumulated": "with_post_hook"}
 
 
 def argument(arg: Arg) -> str:
@@ -244,6 +245,9 @@ class _Driver:
         if self.plan.scaler and self.weights:
             self.put("optimizer = torch.optim.SGD(weights, lr=0.125)")
             self.put("scaler = torch.amp.GradScaler(device, init_scale=1024.0)")
+        if self.plan.hook != "none" and self.weights:
+            how = _HOOKS[self.plan.hook]
+            self.put(f"watched = [{', '.join(f'{how}({w})' for w in self.weights)}]")
         if self.differentiates:
             self.differentiate()
             return self.text
@@ -520,6 +524,7 @@ class _Driver:
             "grads = torch.autograd.grad(starts, weights, cotangents, "
             "create_graph=True, allow_unused=True) if starts else [None] * len(weights)"
         )
+        self.hooked(prefix)
         for i, weight in enumerate(self.weights):
             self.put(f'observe("{prefix}{weight}.grad", grads[{i}])')
         self.put("seconds = trains([g for g in grads if g is not None])")
@@ -527,7 +532,12 @@ class _Driver:
         self.differentiated(last)
         self.grads(f"{prefix}second.")
 
+    def hooked(self, prefix: str) -> None:
+        for i, weight in enumerate(self.weights if self.plan.hook != "none" else ()):
+            self.put(f'observe("{prefix}hook.{weight}.grad", watched[{i}][0])')
+
     def grads(self, prefix: str) -> None:
+        self.hooked(prefix)
         for weight in self.weights:
             self.put(f'observe("{prefix}{weight}.grad", {weight}.grad)')
 

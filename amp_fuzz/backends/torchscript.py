@@ -23,6 +23,7 @@ from torch.autograd import profiler
 
 from amp_fuzz.backends import harness, imitation, prelude
 from amp_fuzz.backends.base import Availability, Backend, Facts, documentation
+from amp_fuzz.backends.export import HOOKED
 from amp_fuzz.backends.graph_ops import graph_op
 from amp_fuzz.backends.harness import Observation, Runtime
 from amp_fuzz.backends.reference import ReferenceRuntime
@@ -124,6 +125,8 @@ class ScriptBackend(TorchRepros, TorchBackend):
         """Return whether a call can be traced, or expressed in TorchScript's language."""
         if self.mode == "script" and CATALOGUE[op].setup and not _is_custom_op(op):
             return False  # a custom function is Python
+        if op in HOOKED:
+            return False
         if _UNSAYABLE_CALLS[self.mode].search(CATALOGUE[op].forms.get(form, "")):
             return False
         return self.mode == "trace" or (op, form) not in _REFUSED

@@ -139,6 +139,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     settings: the lines that set what changes numbers: see `settings`.
     micro_batches: how many forward and backward passes a step has, each on inputs of half the
         values of the one before. Their gradients accumulate in the leaves.
+    hook: of each weight. ``tensor`` is given the gradient before it is accumulated
+        (`torch.Tensor.register_hook`), ``accumulated`` after that
+        (`register_post_accumulate_grad_hook`). Each replaces it by half of it, computed by a
+        product, which the autocast around the backward pass casts.
     """
 
     contexts: tuple[Autocast, ...] = (Autocast(dtype="bfloat16"),)
@@ -161,6 +165,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deterministic: bool = False
     settings: tuple[str, ...] = ()
     micro_batches: int = 1
+    hook: Literal["none", "tensor", "accumulated"] = "none"
 
     def __str__(self) -> str:
         contexts = _shown(self.contexts)
@@ -189,9 +194,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("steps", "calls", "micro_batches"):
             if not 1 <= getattr(self, name) <= 8:
                 raise ProgramError(f"$.{name}={getattr(self, name)}: use 1 to 8")
-        if self.backward == "none" and (self.second != "none" or self.passes > 1 or self.scaler):
+        more = self.second != "none" or self.passes > 1 or self.scaler or self.hook != "none"
+        if self.backward == "none" and more:
             raise ProgramError(
-                "$.backward='none' leaves nothing for second, steps, micro_batches or scaler"
+                "$.backward='none' leaves nothing for second, steps, scaler, micro_batches or hook"
             )
         if self.micro_batches > 1 and self.second != "none":
             raise ProgramError(f"$.micro_batches={self.micro_batches} needs second='none'")
@@ -250,6 +256,7 @@ _LATER = (
     b',"deterministic":false',
     b',"settings":[]',
     b',"micro_batches":1',
+    b',"hook":"none"',
     b',"values":""',
     b',"device":""',
 )
@@ -395,6 +402,7 @@ def inferring(case: Case) -> Case:
         scaler=False,
         interrupted=False,
         micro_batches=1,
+        hook="none",
     )
 
 

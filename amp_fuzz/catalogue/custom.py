@@ -3,7 +3,8 @@
 `amp_fuzz.backends.custom_functions` has their source. Together they have what such code has:
 arguments that are no tensors, saved tensors that are views of inputs, outputs that are views of
 inputs or inputs themselves, gradients that are needed or not, outputs without a gradient, state
-that is freed after a backward pass, and a second derivative that is refused.
+that is freed after a backward pass, and a second derivative that is refused. ``hooked`` is neither:
+a Python function that registers a hook on the value that it returns.
 """
 
 from __future__ import annotations
@@ -52,6 +53,12 @@ def _exp(g: Builder) -> Call:
 
 @_made("straight_function")
 def _straight(g: Builder) -> Call:
+    x = g.tensor(rank=(0, 2))
+    return Call((x,), out(x.shape, dtype=x.dtype))
+
+
+@_made("hooked")
+def _hooked(g: Builder) -> Call:
     x = g.tensor(rank=(0, 2))
     return Call((x,), out(x.shape, dtype=x.dtype))
 

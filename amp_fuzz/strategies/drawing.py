@@ -205,7 +205,7 @@ def _ingredients(transform: _Options, again: _Options) -> Sequence[_Options]:
         (1, ({"interrupted": True},)),
         (1, ({"thread": "inside"},)),
         (1, ({"thread": "whole"},)),
-        (3, again),
+        (4, again),
         (1, transform),
     )
     return [options for weight, options in weighted for _ in range(weight)]
@@ -218,6 +218,8 @@ _AGAIN: _Options = (
     {"steps": 2, "loop": "inside"},
     {"micro_batches": 2},
     {"micro_batches": 2, "loop": "inside"},
+    {"hook": "tensor"},
+    {"hook": "accumulated"},
     {"checkpoint": "reentrant"},
     {"checkpoint": "non_reentrant"},
     {"scaler": True},
@@ -245,7 +247,7 @@ def _consistent(plan: Plan, changes: dict[str, object]) -> Plan:
     drop: dict[str, object] = {}
     if plan.backward == "none":
         drop |= {"second": "none", "steps": 1, "loop": "outside", "scaler": False}
-        drop["micro_batches"] = 1
+        drop |= {"micro_batches": 1, "hook": "none"}
     if plan.entry != "context" and not plan.contexts:
         drop["entry"] = "context"
     if plan.passes == 1 or not plan.contexts:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 
+from amp_fuzz.backends import backends
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.harness import Runtime, quiet
 from amp_fuzz.oracle.judge import Judge
-from tests.helpers import call, case, x
+from amp_fuzz.upstream import shipped
+from amp_fuzz.upstream.explain import judge_of
+from tests.faults.fault import patched
+from tests.helpers import call, case, eager, needs_torch, x
 
 _CASE = [x("x0", 6, 8), x("w1", 8, 6)], call("mm", "x0", "w1"), call("exp", "v0", to="v1")
 _OTHERS: tuple[dict[str, Any], ...] = (
@@ -86,3 +91,62 @@ def test_gradients_of_micro_batches_that_are_added_in_16_bits_are_found(loop: st
 def test_only_micro_batches_add_a_gradient_to_an_earlier_one(plan: dict[str, Any]) -> None:
     with quiet():
         assert Judge(Accumulating("cpu")).judge(case(*_CASE, **plan)).outcome == "agreed"
+
+
+# -- hooks ---------------------------------------------------------------------------------------
+
+_FLOAT32 = [x("w0", 4, 3)], call("exp", "w0")  # a gradient that 16 bits do not hold
+_HOOKED = [x("w0", 4, 3)], call("hooked", "w0"), call("exp", "v0", to="v1")
+
+
+@contextmanager
+def _hooks_without_autocast() -> Iterator[None]:
+    """Turn autocast off in hooks."""
+    names = ("register_hook", "register_post_accumulate_grad_hook")
+    honest = {name: getattr(torch.Tensor, name) for name in names}
+
+    def registering(name: str) -> Any:
+        off = torch.autocast("cpu", enabled=False)
+        return lambda self, hook: honest[name](self, off(hook))
+
+    with patched(torch.Tensor, **{name: registering(name) for name in names}):
+        yield
+
+
+@pytest.mark.parametrize("hook", ["tensor", "accumulated"])
+def test_a_hook_of_a_weight_that_runs_without_autocast_is_found(hook: str) -> None:
+    one = case(*_FLOAT32, hook=hook, backward="inside")
+    with quiet(), _hooks_without_autocast():
+        found = Judge(eager()).judge(one)
+    assert found.outcome == "diverged"
+    assert found.divergence is not None
+    assert (found.divergence.kind, found.divergence.where) == ("grad-bitwise", "w0.grad")
+
+
+def test_a_hook_of_a_value_that_runs_without_autocast_is_found() -> None:
+    with quiet(), _hooks_without_autocast():
+        found = Judge(eager()).judge(case(*_HOOKED, backward="inside"))
+    assert found.outcome == "diverged"
+    assert found.divergence is not None
+    assert (found.divergence.kind, found.divergence.where) == ("grad-bitwise", "w0.grad")
+
+
+@pytest.mark.parametrize("plan", _OTHERS, ids=str)
+def test_only_hooks_run_without_autocast(plan: dict[str, Any]) -> None:
+    with quiet(), _hooks_without_autocast():
+        assert Judge(eager()).judge(case(*_FLOAT32, **plan)).outcome == "agreed"
+
+
+@pytest.mark.parametrize(
+    ("backend", "known"),
+    [("compile[aot_eager]", ""), ("compile[aot_eager+default]", "compile-backward-autocast")],
+)
+def test_a_compiled_hook_runs_under_the_autocast_of_the_backward_pass(
+    backend: str, known: str
+) -> None:
+    """By default it is traced under that of the forward, as all of the backward pass is."""
+    needs_torch(">=2.13")  # before, the graph breaks at a hook
+    with quiet():
+        found = judge_of(backends()[backend], shipped()).judge(case(*_HOOKED))
+    assert found.known == known
+    assert found.outcome == ("known" if known else "agreed")

@@ -198,7 +198,7 @@ def test_a_fault_that_the_reference_shares_is_no_matter_of_rounding() -> None:
 def test_other_variants_agree_bit_for_bit_however_long_a_cast_lives(
     name: str, body: Sequence[Statement]
 ) -> None:
-    plans: list[dict[str, object]] = [*PLANS, {"micro_batches": 2}]
+    plans: list[dict[str, object]] = [*PLANS, {"micro_batches": 2}, {"hook": "tensor"}]
     if name == "transform":
         plans = [{"transform": t} for t in ("grad", "vmap_grad")]
     for plan in plans:

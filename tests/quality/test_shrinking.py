@@ -171,6 +171,8 @@ def test_the_smallest_plan_is_the_default() -> None:
         ("second", "double"),
         ("steps", 2),
         ("micro_batches", 2),
+        ("hook", "tensor"),
+        ("hook", "accumulated"),
         ("first_pass", "no_grad"),
         ("first_pass", "inference_mode"),
         ("calls", 2),

@@ -418,6 +418,42 @@ def drive(x0, w1, b2):
 """,
     ),
     (
+        {"hook": "tensor", "second": "retain"},
+        """\
+def drive(x0, w1, b2):
+    weights = [w1]
+    watched = [with_hook(w1)]
+    with autocast(device, dtype=torch.bfloat16):
+        outputs = program(x0, w1, b2.clone())
+        observe("v0", outputs[0])
+    starts = trains(outputs)
+    cotangents = [cotangent(o) for o in starts]
+    if starts: torch.autograd.backward(starts, cotangents, retain_graph=True)
+    observe("hook.w1.grad", watched[0][0])
+    observe("w1.grad", w1.grad)
+    w1.grad = None
+    if starts: torch.autograd.backward(starts, cotangents)
+    observe("again.hook.w1.grad", watched[0][0])
+    observe("again.w1.grad", w1.grad)
+""",
+    ),
+    (
+        {"hook": "accumulated"},
+        """\
+def drive(x0, w1, b2):
+    weights = [w1]
+    watched = [with_post_hook(w1)]
+    with autocast(device, dtype=torch.bfloat16):
+        outputs = program(x0, w1, b2.clone())
+        observe("v0", outputs[0])
+    starts = trains(outputs)
+    cotangents = [cotangent(o) for o in starts]
+    if starts: torch.autograd.backward(starts, cotangents)
+    observe("hook.w1.grad", watched[0][0])
+    observe("w1.grad", w1.grad)
+""",
+    ),
+    (
         {"first_pass": "no_grad"},
         """\
 def drive(x0, w1, b2):

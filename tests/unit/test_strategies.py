@@ -271,7 +271,7 @@ PLANS = [
     ("reuse", "graph"), ("reuse", "region"), ("later", ((),)), ("later", ((F16,),)),
     ("later", ((Autocast(enabled=False),),)), ("later", ((NoGrad(), BF16),)),
     ("later", ((AutocastDType("float16"),),)), ("later", ((F16,), (F16,))),
-    ("micro_batches", 2),
+    ("micro_batches", 2), ("hook", "tensor"), ("hook", "accumulated"),
 ]  # fmt: skip
 
 

@@ -120,6 +120,7 @@ class JaxBackend(TorchBackend):
             later=(),
             reuse="calls",
             micro_batches=1,
+            hook="none",
         )
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:
