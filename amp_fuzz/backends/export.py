@@ -26,7 +26,7 @@ from amp_fuzz.backends.reproducing import TorchRepros, opaque
 from amp_fuzz.backends.source import program_source
 from amp_fuzz.backends.torch_base import TorchBackend, numbers
 from amp_fuzz.backends.torch_state import in_compiling_thread, in_thread_alike
-from amp_fuzz.cases.case import Case, Plan, inferring, unbroken
+from amp_fuzz.cases.case import Case, Plan, inferring, unbroken, unselective
 from amp_fuzz.cases.program import Checkpoint, unwrapped
 
 __all__ = ["DATA_DEPENDENT", "HOOKED", "ExportBackend", "backends"]
@@ -77,9 +77,10 @@ class ExportBackend(TorchRepros, TorchBackend):
         It holds one graph, for the thread, the grad mode and the autocast of its first call: no
         first or later call under another mode, no other thread, no function transforms, and no pass
         that is interrupted outside of a function that disables autocast. Decomposed, it only
-        infers. Strict, it has no checkpoints: their graphs are not traced again
-        (``_checkpoint_context_fn``).
+        infers. A selective checkpoint's modes would see the export, or be traced in it. Strict, it
+        has no checkpoints: their graphs are not traced again (``_checkpoint_context_fn``).
         """
+        case = unselective(case)
         case = inferring(case) if self.decomposed else case
         if self.strict:
             body = unwrapped(case.program.body, (Checkpoint,))

@@ -163,6 +163,7 @@ class Runtime:
             "halved": prelude.halved,
             "in_thread": self.thread,
             "nudge": prelude.nudge,
+            "saving_products": prelude.saving_products,
             "sums": prelude.sums,
             "total": prelude.total,
             "trains": prelude.trains,

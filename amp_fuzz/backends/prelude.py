@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
 __all__ = [
     "Interrupted",
@@ -30,6 +31,7 @@ __all__ = [
     "nudge",
     "optimised",
     "recompute",
+    "saving_products",
     "sums",
     "total",
     "traced",
@@ -173,6 +175,13 @@ def recompute(program: Any, inputs: Any, trained: Any, cotangents: Any) -> Any:
     if pairs and any(trained):
         torch.autograd.backward([o for o, _ in pairs], [c for _, c in pairs])
     return tuple(x.grad for x in leaves)
+
+
+def saving_products():  # type: ignore[no-untyped-def]
+    """Return the contexts of a checkpoint that saves the results of products."""
+    ops = torch.ops.aten
+    saved = [ops.mm.default, ops.addmm.default, ops.bmm.default, ops.baddbmm.default]
+    return torch.utils.checkpoint.create_selective_checkpoint_contexts(saved)
 
 
 def undecorated(**options):  # type: ignore[no-untyped-def]

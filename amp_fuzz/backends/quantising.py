@@ -17,7 +17,7 @@ from amp_fuzz.backends.harness import Runtime
 from amp_fuzz.backends.reference import ReferenceRuntime
 from amp_fuzz.backends.reproducing import TorchRepros, source_of
 from amp_fuzz.backends.torch_base import TorchBackend
-from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.case import Case, unselective
 from amp_fuzz.reference import fp8
 from amp_fuzz.reference.state import here
 
@@ -82,12 +82,13 @@ class QuantisingBackend(TorchRepros, TorchBackend):
         raise NotImplementedError
 
     def fit(self, case: Case) -> Case:
-        """Return the case without function transforms and double backward.
+        """Return the case without function transforms, double backward and selective checkpoints.
 
         The layers are `torch.autograd.Function`s that save what they quantise. They have neither a
-        rule for vmap nor a backward that can be differentiated.
+        rule for vmap nor a backward that can be differentiated. A checkpoint restores their
+        regions, and takes no other contexts.
         """
-        case = TorchBackend.fit(self, case).with_plan(transform="none")
+        case = unselective(TorchBackend.fit(self, case)).with_plan(transform="none")
         return case.with_plan(second="retain") if case.plan.second == "double" else case
 
     def runtime(self, **more: Any) -> Runtime:

@@ -60,6 +60,7 @@ _FUNCTIONS: Mapping[str, str] = {
     "register_autocast": "as_custom_op(program, device, custom_op, torch.float32)",
 }
 """The source of an entry's ``autograd.Function`` or custom op around a program."""
+_SELECTIVE = ", context_fn=saving_products"
 _HOOKS: Mapping[str, str] = {"tensor": "with_hook", "accumulated": "with_post_hook"}
 
 
@@ -172,6 +173,7 @@ class _Body:
                 lines += (f"{pad}assert {name} is not None" for name in _optional(node))
             elif isinstance(node.context, Checkpoint):
                 how = f", use_reentrant={node.context.use_reentrant}"
+                how += _SELECTIVE if node.context.selective else ""
                 lines += self.called(node, "checkpoint", how, depth)
             elif isinstance(node.context, Uncompiled):
                 lines += self.called(node, "uncompiled", "", depth)
@@ -467,7 +469,8 @@ class _Driver:
         given = ", ".join(filter(None, [function, self.inputs()]))
         if plan.checkpoint != "none":
             reentrant = plan.checkpoint == "reentrant"
-            call = f"checkpoint({given}, use_reentrant={reentrant})"
+            selective = _SELECTIVE if plan.checkpoint == "selective" else ""
+            call = f"checkpoint({given}, use_reentrant={reentrant}{selective})"
         elif plan.thread == "inside":
             call = f"in_thread({given})"
         for i in range(plan.calls):

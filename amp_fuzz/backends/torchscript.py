@@ -144,7 +144,7 @@ class ScriptBackend(TorchRepros, TorchBackend):
         case = case.with_program(body=body).with_plan(transform="none", later=(), reuse="calls")
         if (self.freeze or self.check) and case.plan.entry == "cast_inputs":
             case = case.with_plan(entry="context")  # its weights are copies
-        if case.plan.checkpoint == "non_reentrant":
+        if case.plan.checkpoint in ("non_reentrant", "selective"):
             case = case.with_plan(checkpoint="reentrant")
         if self.freeze:
             thread = "whole" if case.plan.thread == "whole" else "none"

@@ -119,7 +119,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reuse: what a compiler is given of them: ``calls`` is the program, which is called again;
         ``graph`` is one function with all calls and the contexts around them; in ``region`` the
         program is a `torch.compiler.nested_compile_region` of that function.
-    checkpoint: whether the whole program is one checkpoint.
+    checkpoint: whether the whole program is one checkpoint. ``selective`` is one that is not
+        reentrant, saves the results of products, and computes only the rest again.
     thread: ``inside`` calls the program in another thread within the context (autocast state is
         thread-local, so it runs bare); ``whole`` does everything in another thread.
     interrupted: an earlier pass ends in an exception inside the context, then weights change.
@@ -156,7 +157,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     calls: int = 1
     later: tuple[tuple[Around, ...], ...] = ()
     reuse: Reuse = "calls"
-    checkpoint: Literal["none", "reentrant", "non_reentrant"] = "none"
+    checkpoint: Literal["none", "reentrant", "non_reentrant", "selective"] = "none"
     thread: Literal["none", "inside", "whole"] = "none"
     interrupted: bool = False
     scaler: bool = False
@@ -257,6 +258,7 @@ _LATER = (
     b',"settings":[]',
     b',"micro_batches":1',
     b',"hook":"none"',
+    b',"selective":false',
     b',"values":""',
     b',"device":""',
 )
@@ -414,6 +416,18 @@ def breaks_graphs(case: Case) -> bool:
 def unbroken(case: Case) -> Case:
     """Return a case of which compilers leave no part to eager."""
     return case.with_program(body=unwrapped(case.program.body, (Uncompiled,)))
+
+
+def unselective(case: Case) -> Case:
+    """Return a case whose selective checkpoints compute everything again."""
+
+    def region(node: Region, body: tuple[Node, ...]) -> tuple[Region]:
+        selective = isinstance(node.context, Checkpoint) and node.context.selective
+        return (Region(Checkpoint() if selective else node.context, body),)
+
+    whole = case.plan.checkpoint
+    plain = case.with_plan(checkpoint="non_reentrant" if whole == "selective" else whole)
+    return plain.with_program(body=transform(case.program.body, region=region))
 
 
 def retyped(spec: TensorSpec, dtype: str) -> TensorSpec:

@@ -165,9 +165,13 @@ class InferenceMode(msgspec.Struct, frozen=True, tag="inference_mode", forbid_un
 
 
 class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint", forbid_unknown_fields=True):
-    """``torch.utils.checkpoint.checkpoint`` over the region's body, which becomes a function."""
+    """``torch.utils.checkpoint.checkpoint`` over the region's body, which becomes a function.
+
+    selective: whether it saves the results of products, and computes only the rest again.
+    """
 
     use_reentrant: bool = False
+    selective: bool = False
 
 
 class Uncompiled(msgspec.Struct, frozen=True, tag="uncompiled", forbid_unknown_fields=True):
@@ -412,9 +416,10 @@ def show_context(context: Context | Around) -> str:
         return f"autocast_dtype({context.dtype})"
     if isinstance(context, FP8):
         return f"fp8({', '.join(fp8_words(context))})"
+    if isinstance(context, Checkpoint) and (context.use_reentrant or context.selective):
+        return f"checkpoint({'reentrant' if context.use_reentrant else 'selective'})"
     if not isinstance(context, Autocast):
-        reentrant = isinstance(context, Checkpoint) and context.use_reentrant
-        return str(context.__struct_config__.tag) + ("(reentrant)" if reentrant else "")
+        return str(context.__struct_config__.tag)
     parts = [context.device or "device"]
     parts += [context.dtype] if context.dtype else []
     parts += [] if context.enabled else ["enabled=False"]
@@ -544,6 +549,8 @@ MAX_HISTORY = 1024
 def check_context(context: Context | Around, where: str) -> None:
     if isinstance(context, FP8):
         _check_fp8(context, where)
+    if isinstance(context, Checkpoint) and context.use_reentrant and context.selective:
+        raise ProgramError(f"{where}.selective=True needs use_reentrant=False")
     if not isinstance(context, Autocast):
         return
     if context.dtype is not None and context.dtype not in FLOAT_DTYPES:

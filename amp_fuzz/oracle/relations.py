@@ -21,6 +21,7 @@ from amp_fuzz.cases.case import CUSTOM_OPS, Case, bare, map_autocast, uses_autoc
 from amp_fuzz.cases.program import (
     FP8,
     Autocast,
+    Checkpoint,
     NoGrad,
     Ref,
     Region,
@@ -154,6 +155,8 @@ def _checkpoint(case: Case) -> tuple[Case, Case] | None:
         return None
     if plan.checkpoint not in ("none", "non_reentrant") or plan.thread == "inside":
         return None
+    if any(isinstance(c, Checkpoint) and c.selective for c in regions(case.program.body)):
+        return None  # it may be computed again only in the forward's own context
     if _writes(case):
         return None  # a recomputed in-place write happens twice
     if _keeps(case):

@@ -24,7 +24,7 @@ def checkpoint(device: str) -> Callable[..., Any]:
     backward pass (documented for ``preserve_rng_state`` and autocast alike).
     """
 
-    def run(function: Callable[..., Any], *args: Any, use_reentrant: bool) -> Any:
+    def run(function: Callable[..., Any], *args: Any, **how: Any) -> Any:
         forward = snapshot(device)
         first = [True]
 
@@ -40,7 +40,7 @@ def checkpoint(device: str) -> Callable[..., Any]:
         # told the reference's.
         state = here()
         with state.having(answers=False):
-            return state.semantics.checkpoint(body, *args, use_reentrant=use_reentrant)
+            return state.semantics.checkpoint(body, *args, **how)
 
     return run
 

@@ -11,14 +11,16 @@ Source: https://docs.pytorch.org/docs/stable/amp.html, unless a field names anot
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.utils.checkpoint
 
+from amp_fuzz.patching import patched
 from amp_fuzz.reference import casts, dispatch, queries, treatments
 
 if TYPE_CHECKING:
@@ -39,6 +41,33 @@ def _called(body: Callable[..., Any], args: Sequence[Any]) -> Any:
 
 def _itself(given: _T) -> _T:
     return given
+
+
+def _checkpoint(function: Callable[..., Any], *args: Any, **how: Any) -> Any:
+    """Call torch's checkpoint; a selective one may cast again what its forward found cached."""
+    if "context_fn" in how:
+        how["context_fn"] = partial(_casting, how["context_fn"])
+    return torch.utils.checkpoint.checkpoint(function, *args, **how)
+
+
+def _casting(contexts: Callable[[], Sequence[Any]]) -> list[_Uncounted]:
+    return [_Uncounted(context) for context in contexts()]
+
+
+class _Uncounted:
+    """A context of a selective checkpoint that counts no casts. It may be entered again."""
+
+    def __init__(self, context: AbstractContextManager[Any]) -> None:
+        self.context = context
+
+    def __enter__(self) -> None:
+        module, self.stack = torch.utils.checkpoint, ExitStack()
+        ignored = {*module.SAC_IGNORED_OPS, torch.ops.aten._to_copy.default}
+        self.stack.enter_context(patched(module, "SAC_IGNORED_OPS", ignored))
+        self.stack.enter_context(self.context)
+
+    def __exit__(self, *error: Any) -> None:
+        self.stack.__exit__(*error)
 
 
 def _keeper(forward: Any, args: Sequence[Any]) -> Any:
@@ -113,7 +142,7 @@ class Semantics:
     enabled: Callable[[State, str | None], bool] = queries.enabled
     any_enabled: Callable[[State], bool] = queries.any_enabled
 
-    checkpoint: Callable[..., Any] = torch.utils.checkpoint.checkpoint
+    checkpoint: Callable[..., Any] = _checkpoint
     keeper: Callable[[Any, Sequence[Any]], Any] = _keeper
     forward_state: Callable[[Any], ForwardState] = _forward_state
     ahead: Callable[[], AbstractContextManager[Any]] = dispatch.first

@@ -222,6 +222,7 @@ _AGAIN: _Options = (
     {"hook": "accumulated"},
     {"checkpoint": "reentrant"},
     {"checkpoint": "non_reentrant"},
+    {"checkpoint": "selective"},
     {"scaler": True},
     {"scaler": True, "steps": 2},
 )
@@ -261,6 +262,8 @@ def _consistent(plan: Plan, changes: dict[str, object]) -> Plan:
         )
     if plan.checkpoint != "none" and (plan.entry != "context" or plan.thread == "inside"):
         plan = msgspec.structs.replace(plan, checkpoint="none")
+    if plan.checkpoint == "selective" and plan.second == "retain":  # torch refuses it
+        plan = msgspec.structs.replace(plan, second="none")
     if plan.checkpoint != "none" and plan.second == "double":
         plan = msgspec.structs.replace(plan, second="none")
     if plan.scaler and plan.second != "none":
@@ -457,7 +460,8 @@ class _ProgramDrawing:
                 context = msgspec.structs.replace(context, enabled=False)
             return context
         if i < 8:
-            return Checkpoint(use_reentrant=i == 7)
+            selective = i == 6 and integer(self.source, 3) == 2
+            return Checkpoint(use_reentrant=i == 7, selective=selective)
         return NoGrad() if i == 8 else InferenceMode()
 
 

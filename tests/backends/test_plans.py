@@ -53,6 +53,8 @@ PLANS: tuple[dict[str, Any], ...] = (
     {"scaler": True},
     {"checkpoint": "reentrant"},
     {"checkpoint": "non_reentrant"},
+    {"checkpoint": "selective"},
+    {"checkpoint": "selective", "backward": "inside"},
     {"first_pass": "no_grad"},
     {"first_pass": "inference_mode"},
     {"interrupted": True},

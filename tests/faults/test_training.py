@@ -8,15 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.harness import Runtime, quiet
+from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import Checkpoint
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
 from tests.faults.fault import patched
-from tests.helpers import call, case, eager, needs_torch, x
+from tests.helpers import call, case, eager, needs_torch, under, x
 
 _CASE = [x("x0", 6, 8), x("w1", 8, 6)], call("mm", "x0", "w1"), call("exp", "v0", to="v1")
 _OTHERS: tuple[dict[str, Any], ...] = (
@@ -150,3 +153,65 @@ def test_a_compiled_hook_runs_under_the_autocast_of_the_backward_pass(
         found = judge_of(backends()[backend], shipped()).judge(case(*_HOOKED))
     assert found.known == known
     assert found.outcome == ("known" if known else "agreed")
+
+
+# -- selective checkpoints -----------------------------------------------------------------------
+
+
+class _Doubling(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        with _disable_current_modes():  # the checkpoint counts ops
+            return made * 2 if func is torch.ops.aten.mm.default else made
+
+
+class Doubling(EagerBackend):
+    """Eager, but under autocast a selective checkpoint finds twice the product that it saved."""
+
+    def runtime(self, **more: Any) -> Runtime:
+        """Return torch's autocast."""
+
+        @contextmanager
+        def doubled(context: Any) -> Iterator[None]:
+            with context, _Doubling():
+                yield
+
+        def checkpoint(function: Any, *args: Any, **how: Any) -> Any:
+            contexts = how.get("context_fn")
+            if contexts is not None and torch.is_autocast_enabled("cpu"):
+
+                def wrong() -> Any:
+                    first, again = contexts()
+                    return first, doubled(again)
+
+                how["context_fn"] = wrong
+            return torch.utils.checkpoint.checkpoint(function, *args, **how)
+
+        return EagerBackend.runtime(self, **{"checkpoint": checkpoint, **more})
+
+
+_SELECTIVE = Checkpoint(selective=True)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        case(*_CASE, checkpoint="selective"),
+        case(_CASE[0], under(_SELECTIVE, *_CASE[1:])),
+        case(_CASE[0], under(Checkpoint(), under(_SELECTIVE, *_CASE[1:]))),
+    ],
+    ids=["plan", "region", "nested"],
+)
+def test_a_selective_checkpoint_that_saves_a_wrong_product_is_found(one: Case) -> None:
+    with quiet():
+        assert Judge(eager()).judge(one).outcome == "agreed"
+        found = Judge(Doubling("cpu")).judge(one)
+    assert found.outcome == "diverged"
+    assert found.divergence is not None
+    assert (found.divergence.kind, found.divergence.where) == ("grad-bitwise", "w1.grad")
+
+
+@pytest.mark.parametrize("plan", _OTHERS, ids=str)
+def test_only_a_selective_checkpoint_saves_products(plan: dict[str, Any]) -> None:
+    with quiet():
+        assert Judge(Doubling("cpu")).judge(case(*_CASE, **plan)).outcome == "agreed"

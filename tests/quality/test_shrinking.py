@@ -178,6 +178,7 @@ def test_the_smallest_plan_is_the_default() -> None:
         ("calls", 2),
         ("checkpoint", "reentrant"),
         ("checkpoint", "non_reentrant"),
+        ("checkpoint", "selective"),
         ("thread", "inside"),
         ("thread", "whole"),
         ("interrupted", True),

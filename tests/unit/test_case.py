@@ -28,6 +28,7 @@ from amp_fuzz.cases.case import (
     loads,
     map_autocast,
     single,
+    unselective,
     uses_autocast,
 )
 from amp_fuzz.cases.literals import bits_of, numbers
@@ -366,6 +367,24 @@ def test_a_plan_that_cannot_be_driven_is_refused(plan: Plan, said: str) -> None:
     with pytest.raises(ProgramError) as caught:
         plan.check()
     assert said in str(caught.value)
+
+
+def test_a_reentrant_checkpoint_is_not_selective() -> None:
+    both = Checkpoint(use_reentrant=True, selective=True)
+    one = case([x("x0", 2)], under(both, call("relu", "x0")))
+    with pytest.raises(ProgramError, match="selective=True needs use_reentrant=False"):
+        one.program.check()
+
+
+def test_a_checkpoint_that_is_not_selective_keeps_its_json() -> None:
+    plain, selective = (
+        case([x("x0", 2)], under(Checkpoint(selective=how), call("relu", "x0")))
+        for how in (False, True)
+    )
+    assert b'{"type":"checkpoint","use_reentrant":false}' in plain.json()
+    assert b'"selective":true' in selective.json()
+    assert loads(selective.json()) == selective
+    assert unselective(selective) == plain
 
 
 def test_a_later_call_may_be_the_only_one_under_autocast() -> None:

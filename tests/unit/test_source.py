@@ -78,6 +78,7 @@ def test_a_checkpoint_is_a_function_that_is_given_all_that_it_reads() -> None:
                 under(BF16, call("add", "v1", "v0", to="v2")),
                 under(Checkpoint(), call("relu", "v2", to="v3")),
             ),
+            under(Checkpoint(selective=True), call("relu", "v3", to="v4")),
         )
     )
     assert (
@@ -95,7 +96,11 @@ def program(x0, w1, b2):
         v3, = checkpoint(block1, v2, use_reentrant=False)
         return v1, v2, v3
     v1, v2, v3 = checkpoint(block0, v0, w1, use_reentrant=True)
-    return v0, v1, v2, v3
+    def block2(v3):
+        v4 = torch.relu(v3)
+        return v4,
+    v4, = checkpoint(block2, v3, use_reentrant=False, context_fn=saving_products)
+    return v0, v1, v2, v3, v4
 """
     )
 
@@ -530,6 +535,20 @@ def drive(x0, w1, b2):
 """,
     ),
     (
+        {"checkpoint": "selective"},
+        """\
+def drive(x0, w1, b2):
+    weights = [w1]
+    with autocast(device, dtype=torch.bfloat16):
+        outputs = checkpoint(program, x0, w1, b2.clone(), use_reentrant=False, context_fn=saving_products)
+        observe("v0", outputs[0])
+    starts = trains(outputs)
+    cotangents = [cotangent(o) for o in starts]
+    if starts: torch.autograd.backward(starts, cotangents)
+    observe("w1.grad", w1.grad)
+""",  # noqa: E501
+    ),
+    (
         {"thread": "inside"},
         """\
 def drive(x0, w1, b2):
@@ -832,7 +851,8 @@ def test_drawn_cases_name_nothing_but_values_and_what_the_catalogue_names() -> N
     """The names and attributes in a program come from templates, never from literals."""
     templates = [t for op in CATALOGUE.values() for t in (*op.forms.values(), op.setup)]
     words = {w for t in templates for w in re.findall(r"[A-Za-z_]\w*", t)}
-    own = {"autocast", "checkpoint", "device", "torch", "no_grad", "inference_mode", "float", "_"}
+    own = {"autocast", "checkpoint", "device", "torch", "no_grad", "inference_mode", "float", "_",
+           "saving_products"}  # fmt: skip
     dtypes = {"bfloat16", "float16", "float32", "float64", "complex64", "complex128", "int64",
               "int32", "uint8", "bool"}  # fmt: skip
     for one in drawn(400):

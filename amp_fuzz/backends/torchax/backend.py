@@ -37,7 +37,7 @@ from amp_fuzz.backends.reproducing import TorchRepros
 from amp_fuzz.backends.source import program_source
 from amp_fuzz.backends.torch_base import TorchBackend
 from amp_fuzz.backends.torch_state import reset_state, torch_state
-from amp_fuzz.cases.case import Case, Precision
+from amp_fuzz.cases.case import Case, Precision, unselective
 from amp_fuzz.cases.program import (
     Autocast,
     Checkpoint,
@@ -156,10 +156,11 @@ class TorchaxBackend(TorchRepros, TorchBackend):
         """Return the case without what `jax.vjp` does not support.
 
         These are torch's grad modes inside the program, autocast around a backward pass, double
-        backward passes, and entries other than a plain call. torch's own autograd supports the
-        first two, except `inference_mode`. Op by op, where nothing is fused, every value is
-        returned, so a divergence shows where it begins.
+        backward passes, selective checkpoints, and entries other than a plain call. torch's own
+        autograd supports the first two, except `inference_mode`. Op by op, where nothing is fused,
+        every value is returned, so a divergence shows where it begins.
         """
+        case = unselective(case)
         plan = case.plan
         plan = msgspec.structs.replace(
             plan,

@@ -41,6 +41,8 @@ def _plans(plan: Plan) -> Iterator[Plan]:
             yield msgspec.structs.replace(plan, **{name: 2})
     for name in _PARTS.get(plan.transform, ()):
         yield msgspec.structs.replace(plan, transform=name)
+    if plan.checkpoint == "selective":
+        yield msgspec.structs.replace(plan, checkpoint="non_reentrant")
     if plan.backward_context is not None:
         for context in contexts(plan.backward_context):
             yield msgspec.structs.replace(plan, backward_context=context)

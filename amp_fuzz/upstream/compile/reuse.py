@@ -87,8 +87,8 @@ y.sum().backward()
 **What torch does** (2.13.0 to 2.15.0), at stage `eager`. Each op of a compiled checkpoint is counted, and
 must come as often when it is computed again. In the forward pass the weight's cast comes from autocast's
 cache, where an op before the checkpoint, or an earlier call in the same context, has put it. Computed
-again, the checkpoint casts anew. In eager the same checkpoint is right; with selective checkpoints it
-raises there, too.
+again, the checkpoint casts anew. In eager the same checkpoint is right. A selective one
+(``create_selective_checkpoint_contexts``) counts its ops there, too, and raises.
 
 **What the entry explains.** A program that raises this error, and agrees when its contexts keep no casts.
 
@@ -181,13 +181,13 @@ BUGS = (
     ),
     Bug(
         id="compile-checkpoint-cast",
-        what="a compiled checkpoint raises in the backward pass if a weight's cast is in autocast's cache before it",
+        what="a compiled or selective checkpoint raises in the backward pass if a weight's cast is in autocast's cache before it",
         why="its ops are counted, and the cast that came from the cache comes anew when it is computed again",
         link="https://github.com/pytorch/pytorch/issues/193338",
         torch=">=2.13",
         seen="2.15.0",
         harm="raises",
-        backends=("compile[eager]",),
+        backends=("compile[eager]", "eager-*"),
         kinds=("raise",),
         ops=("*",),
         expected="^no error$",
@@ -200,6 +200,15 @@ BUGS = (
                     [x("x0", 2, 2), x("w1", 2, 2)],
                     call("mm", "x0", "w1"),
                     under(Checkpoint(), call("mm", "x0", "w1", to="v1")),
+                ),
+                wrong="",
+            ),
+            Example(
+                "eager-cpu",
+                case(
+                    [x("x0", 2, 2), x("w1", 2, 2)],
+                    call("mm", "x0", "w1"),
+                    under(Checkpoint(selective=True), call("mm", "x0", "w1", to="v1")),
                 ),
                 wrong="",
             ),
