@@ -61,6 +61,7 @@ from amp_fuzz.cases.program import (
     statements,
     transform,
 )
+from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.patching import patched
 from amp_fuzz.reference import as_device, load_table
 from amp_fuzz.reference.shadow.band import Band
@@ -120,6 +121,10 @@ class CompileBackend(TorchRepros, TorchBackend):
         if emulates and self.device == "cpu" and holds("<2.13"):
             return Availability("missing", "needs torch 2.13: before, nothing is emulated on a CPU")
         return TorchBackend.availability(self)
+
+    def supports(self, op: str, form: str) -> bool:
+        """Return whether an op can be in a graph: dynamo takes no sparse tensors."""
+        return CATALOGUE[op].family != "sparse"
 
     def fit(self, case: Case) -> Case:
         """Return the case without what AOTAutograd documents as unsupported.

@@ -86,6 +86,7 @@ _REFUSED = frozenset(
         ("getitem.last", "operator"),
         ("linear_cross_entropy", "function"),
         ("lu", "method"),
+        ("sparse.sum", "function"),
         ("triplet_margin_with_distance_loss", "function"),
     }
 )

@@ -217,6 +217,67 @@ def _vecdot(g: Builder) -> Call:
     return Call((a, b), out(tuple(left)), {} if dim == -1 else {"dim": dim})
 
 
+# A scale that is a power of two rounds nothing by itself.
+_PER_CHANNEL = (
+    "torch.full({1}.shape[:1], 0.125, device={1}.device), "
+    "torch.zeros({1}.shape[:1], dtype=torch.int32, device={1}.device), 0, -128, 127"
+)
+
+
+@op(
+    "linear.fake_quantised",
+    "aten::linear",
+    function="torch.nn.functional.linear({0}, "
+    "torch.fake_quantize_per_tensor_affine({1}, 0.125, 0, -128, 127))",
+    mixed="raises",
+)
+@op(
+    "linear.fake_quantised_channels",
+    "aten::linear",
+    function="torch.nn.functional.linear({0}, "
+    f"torch.fake_quantize_per_channel_affine({{1}}, {_PER_CHANNEL}))",
+    mixed="raises",
+)
+def _fake_quantised(g: Builder) -> Call:
+    x = g.tensor(rank=2)
+    weight = g.tensor((g.dim(), x.shape[1]), weight=True)
+    return Call((x, weight), out((x.shape[0], weight.shape[0])))
+
+
+_ALIGNED = 8  # rows are multiples of 16 bytes
+
+
+@op(
+    "grouped_mm",
+    function="torch._grouped_mm({0}, {1}, "
+    "offs=torch.tensor({2}, dtype=torch.int32, device={0}.device))",
+    mixed="raises",
+    floats=("bfloat16",),  # "inputs are currently expected to be torch.bfloat16"
+    torch=">=2.9",
+)
+def _grouped_mm(g: Builder) -> Call:
+    groups, m, wide = g.int(1, 3), g.int(1, 4), g.flag()
+    columns = 2 * _ALIGNED if wide else _ALIGNED
+    x = g.tensor((groups * m, _ALIGNED))
+    w = g.tensor((groups, _ALIGNED, columns), weight=True)
+    ends = [m * (i + 1) for i in range(groups)]
+    return Call((x, w, ends), out((x.shape[0], columns), dtype=x.dtype))
+
+
+@op(
+    "grouped_mm.batched",
+    function="torch._grouped_mm",
+    mixed="raises",
+    floats=("bfloat16",),
+    torch=">=2.9",
+)
+def _grouped_mm_batched(g: Builder) -> Call:
+    groups, m = g.int(1, 3), g.int(1, 4)
+    x = g.tensor((groups, m, _ALIGNED))
+    w = g.tensor((groups, _ALIGNED, _ALIGNED), weight=True)
+    return Call((x, w), out((groups, m, _ALIGNED), dtype=x.dtype))
+
+
 def _chain(g: Builder) -> list[Value]:
     matrices = [_matrix(g)]
     for _ in range(g.int(1, 3)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from amp_fuzz.catalogue import CATALOGUE
+from amp_fuzz.catalogue import CATALOGUE, select
 
 __all__ = ["NOT_LOWERED"]
 
@@ -36,6 +36,8 @@ _REASONS: Mapping[str, tuple[str, ...]] = {
         "fractional_max_pool2d",
         "fractional_max_pool3d",
         "geqrf",
+        "grouped_mm",
+        "grouped_mm.batched",
         "istft",
         "linalg.eigvals",
         "linalg.householder_product",
@@ -44,6 +46,8 @@ _REASONS: Mapping[str, tuple[str, ...]] = {
         "linalg.lu_solve",
         "linalg.pinv",
         "linalg.pinv.hermitian",
+        "linear.fake_quantised",
+        "linear.fake_quantised_channels",
         "lu_solve",
         "lu_unpack",
         "max_unpool1d",
@@ -76,7 +80,9 @@ _CUSTOM = {
     name: "it is Python, made before the program" for name, op in CATALOGUE.items() if op.setup
 }
 
+_SPARSE = {op.name: "JAX's sparse arrays are no arrays" for op in select(["sparse"])}
+
 NOT_LOWERED: Mapping[str, str] = MappingProxyType(
-    {name: why for why, names in _REASONS.items() for name in names} | _CUSTOM
+    {name: why for why, names in _REASONS.items() for name in names} | _CUSTOM | _SPARSE
 )
 """The reason by catalogue name."""
