@@ -399,7 +399,7 @@ class CompileBackend(TorchRepros, TorchBackend):
     def source(self, case: Case) -> str:
         """Return the source of the program and of its compilation, for a repro."""
         text = program_source(case.program).rstrip()
-        if breaks_graphs(case):
+        if "uncompiled(" in text:
             helper = f"@torch.compiler.disable\n{source_of(prelude.uncompiled)}"
             text = f"{helper}\n\n\n{text}"
         if case.plan.reuse != "calls":

@@ -28,7 +28,7 @@ from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.refusals import Refusing
 from amp_fuzz.backends.reproducing import TorchRepros, source_of
 from amp_fuzz.backends.torch_base import TorchBackend
-from amp_fuzz.cases.case import CUSTOM_OPS, Case, Plan, Transform
+from amp_fuzz.cases.case import CUSTOM_OPS, Case, Plan, Transform, unbroken
 from amp_fuzz.cases.program import statements
 from amp_fuzz.patching import patched
 from amp_fuzz.reference import Policy, load_table, since
@@ -173,14 +173,15 @@ class FakeBackend(TorchRepros, TorchBackend):
         return True
 
     def fit(self, case: Case) -> Case:
-        """Return the case, on maia without CPU tensors if it calls an op that autocast refuses.
+        """Return the case, without branches on values, which fake tensors lack.
 
-        Most transforms ask for what fake tensors lack: their device, or what makes a dual tensor.
+        Most transforms ask for what fake tensors lack too: their device, or what makes a dual
+        tensor. On maia the case is without CPU tensors if it calls an op that autocast refuses.
 
         Fake maia tensors have no key of their own: it is on every dispatch (`FakeAutocast`), so a
         call of CPU tensors alone is refused too. Other policies ask for the device.
         """
-        case = TorchBackend.fit(self, case)
+        case = unbroken(TorchBackend.fit(self, case))
         case = case.with_plan(transform=_TRANSFORMS.get(case.plan.transform, case.plan.transform))
         if self.device != "maia" or not case.program.mixed:
             return case

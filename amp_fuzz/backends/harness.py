@@ -159,6 +159,7 @@ class Runtime:
             "as_function": prelude.as_function,
             "as_function_apart": prelude.as_function_apart,
             "cotangent": prelude.cotangent,
+            "decided": prelude.decided,
             "forward_ad": prelude.forward_ad,
             "halved": prelude.halved,
             "in_thread": self.thread,

@@ -151,9 +151,9 @@ def _leaving(
 
 
 def _breaks(code: CodeType) -> bool:
-    """Return whether a block of a program calls what a compiler leaves to eager."""
+    """Return whether a compiler ends a graph in a block of a program."""
     inner = (const for const in code.co_consts if isinstance(const, CodeType))
-    return "uncompiled" in code.co_names or any(map(_breaks, inner))
+    return not {"uncompiled", "decided"}.isdisjoint(code.co_names) or any(map(_breaks, inner))
 
 
 class _Kernels(TorchDispatchMode):

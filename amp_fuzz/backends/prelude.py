@@ -20,6 +20,7 @@ __all__ = [
     "as_function_apart",
     "autocast_dtype",
     "cotangent",
+    "decided",
     "exported",
     "forward_ad",
     "frozen",
@@ -105,6 +106,11 @@ def with_post_hook(weight):  # type: ignore[no-untyped-def]
 def uncompiled(function, *args):  # type: ignore[no-untyped-def]
     """Call a function. Compilers leave it to eager."""
     return function(*args)
+
+
+def decided(x):  # type: ignore[no-untyped-def]
+    """Return a condition of a branch that depends on data."""
+    return x.isfinite().all()
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from amp_fuzz.cases.program import (
     Around,
     Autocast,
     AutocastDType,
+    Branch,
     Checkpoint,
     Context,
     DType,
@@ -177,6 +178,8 @@ class _Body:
                 lines += self.called(node, "checkpoint", how, depth)
             elif isinstance(node.context, Uncompiled):
                 lines += self.called(node, "uncompiled", "", depth)
+            elif isinstance(node.context, Branch):
+                lines += self.called(node, "", "", depth)
             else:
                 lines.append(f"{pad}with {_context(node.context)}:")
                 lines += self.lines(node.body, depth + 1)
@@ -184,6 +187,9 @@ class _Body:
 
     def called(self, region: Region, by: str, how: str, depth: int) -> list[str]:
         """Write a body as a function of what it reads that returns its values, and its call.
+
+        A branch is called directly. It returns in its last region, after its last statement, which
+        is on both sides.
 
         Arguments must be passed, not closed over: reentrant checkpoints give gradients only to
         arguments.
@@ -197,11 +203,33 @@ class _Body:
             read |= dict.fromkeys(n for n in uses(statement) if n not in made)
             made += [n for n in statement.outputs if n != "_"]
         lines = [f"{pad}def {name}({', '.join(read)}):"]
-        lines += self.lines(region.body, depth + 1)
-        lines.append(f"{pad}{_INDENT}return {_tuple(made)}")
-        args = "".join(f", {n}" for n in read)
-        call = f"{by}({name}{args}{how})"
+        body, last = self.lines(region.body, depth + 1), f"return {_tuple(made)}"
+        if by or not read:
+            lines += [*body, f"{pad}{_INDENT}{last}"]
+        else:
+            blocks, count = _end(region.body)
+            inner = pad + _INDENT * (1 + blocks)
+            end = len(body) - count - (self.marks and count > 0)
+            side = [*body[end:], inner + last]
+            lines += [*body[:end], f"{inner}if decided({next(iter(read))}):"]
+            lines += [*(_INDENT + line for line in side), *side]
+        given = ", ".join([name, *read] if by else read)
+        call = f"{by or name}({given}{how})"
         return [*lines, f"{pad}{_tuple(made)} = {call}"]
+
+
+def _end(body: tuple[Node, ...]) -> tuple[int, int]:
+    """Return in how many ``with`` blocks a body ends, and how many lines its last statement has.
+
+    None, if it ends in a function.
+    """
+    last = body[-1]
+    if isinstance(last, Statement):
+        return 0, 1 + len(_optional(last))
+    if isinstance(last.context, (Checkpoint, Uncompiled, Branch)):
+        return 0, 0
+    blocks, count = _end(last.body)
+    return 1 + blocks, count
 
 
 def _context(context: Context | Around) -> str:

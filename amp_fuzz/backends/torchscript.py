@@ -43,6 +43,7 @@ from amp_fuzz.backends.torchscript_unit import fresh_unit, usable
 from amp_fuzz.cases.case import CUSTOM_OPS, Case, inferring, uses_autocast
 from amp_fuzz.cases.program import (
     Autocast,
+    Branch,
     Checkpoint,
     InferenceMode,
     NoGrad,
@@ -487,8 +488,8 @@ def opaque_source(case: Case) -> str:
 
 
 _UNSAYABLE: Mapping[Mode, tuple[type, ...]] = {
-    "script": (Checkpoint, InferenceMode, Uncompiled),
-    "trace": (NoGrad, InferenceMode, Checkpoint, Uncompiled),
+    "script": (Checkpoint, InferenceMode, Uncompiled, Branch),
+    "trace": (NoGrad, InferenceMode, Checkpoint, Uncompiled, Branch),
 }
 
 

@@ -20,6 +20,7 @@ from amp_fuzz.cases.program import (
     Around,
     Autocast,
     AutocastDType,
+    Branch,
     Checkpoint,
     DType,
     Items,
@@ -408,14 +409,17 @@ def inferring(case: Case) -> Case:
     )
 
 
+_BREAKS = (Uncompiled, Branch)
+
+
 def breaks_graphs(case: Case) -> bool:
-    """Return whether compilers leave a part of the program to eager."""
-    return any(isinstance(context, Uncompiled) for context in regions(case.program.body))
+    """Return whether compilers end a graph in the middle of the program."""
+    return any(isinstance(context, _BREAKS) for context in regions(case.program.body))
 
 
 def unbroken(case: Case) -> Case:
-    """Return a case of which compilers leave no part to eager."""
-    return case.with_program(body=unwrapped(case.program.body, (Uncompiled,)))
+    """Return a case in which compilers have no reason to end a graph."""
+    return case.with_program(body=unwrapped(case.program.body, _BREAKS))
 
 
 def unselective(case: Case) -> Case:

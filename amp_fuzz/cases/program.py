@@ -22,6 +22,7 @@ __all__ = [
     "Arg",
     "Autocast",
     "AutocastDType",
+    "Branch",
     "Checkpoint",
     "DType",
     "Float",
@@ -181,6 +182,14 @@ class Uncompiled(msgspec.Struct, frozen=True, tag="uncompiled", forbid_unknown_f
     """
 
 
+class Branch(msgspec.Struct, frozen=True, tag="branch", forbid_unknown_fields=True):
+    """A branch that depends on data, in a function with the region's body.
+
+    Both sides have the body's last statement, and return from inside its region. A compiler inlines
+    the call, and ends its graph at the branch.
+    """
+
+
 FP8Recipe: TypeAlias = Literal[
     "tensorwise", "rowwise", "current", "delayed", "blockwise", "mxfp8", "nvfp4"
 ]
@@ -202,7 +211,7 @@ class FP8(msgspec.Struct, frozen=True, tag="fp8", forbid_unknown_fields=True):
     margin: int = 0
 
 
-Context: TypeAlias = Autocast | NoGrad | InferenceMode | Checkpoint | FP8 | Uncompiled
+Context: TypeAlias = Autocast | NoGrad | InferenceMode | Checkpoint | FP8 | Uncompiled | Branch
 
 
 class AutocastDType(msgspec.Struct, frozen=True, tag="autocast_dtype", forbid_unknown_fields=True):

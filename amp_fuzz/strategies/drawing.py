@@ -19,6 +19,7 @@ from amp_fuzz.cases.program import (
     Around,
     Autocast,
     AutocastDType,
+    Branch,
     Checkpoint,
     Context,
     Domain,
@@ -575,6 +576,8 @@ def draw_case(
         case = msgspec.structs.replace(case, program=_head(source, case.program))
     if breaks and integer(source, breaks) == breaks - 1:
         case = case.with_program(body=_wrapped(source, case.program.body, Uncompiled()))
+    if breaks and integer(source, 2 * breaks) == 2 * breaks - 1:
+        case = case.with_program(body=_branching(source, case.program.body))
     return case
 
 
@@ -625,6 +628,15 @@ def _wrapped(source: Bytes, body: tuple[Node, ...], context: Context) -> tuple[N
         )
     end = start + 1 + count % (len(body) - start)
     return (*body[:start], Region(context, body[start:end]), *body[end:])
+
+
+def _branching(source: Bytes, body: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Return a body with a branch: half of the time in a function that opens a region."""
+    opened = [i for i, node in enumerate(body) if isinstance(node, Region)]
+    if not opened or integer(source, 2):
+        return _wrapped(source, body, Branch())
+    i = opened[integer(source, len(opened))]
+    return (*body[:i], Region(Branch(), (body[i],)), *body[i + 1 :])
 
 
 Low: TypeAlias = Literal["bfloat16", "float16"]

@@ -31,6 +31,7 @@ from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.torch_base import TorchBackend
 from amp_fuzz.cases.case import Case, Precision
 from amp_fuzz.cases.program import (
+    Branch,
     Checkpoint,
     InferenceMode,
     Node,
@@ -164,7 +165,7 @@ def _plain(body: tuple[Node, ...]) -> tuple[Node, ...]:
         inference = isinstance(node.context, InferenceMode)
         return (Region(NoGrad() if inference else node.context, inner),)
 
-    return transform(unwrapped(body, (Checkpoint, Uncompiled)), region=plain)
+    return transform(unwrapped(body, (Checkpoint, Uncompiled, Branch)), region=plain)
 
 
 class Program:

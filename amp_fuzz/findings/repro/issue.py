@@ -16,7 +16,7 @@ import msgspec
 from amp_fuzz.backends import Backend, facts_of
 from amp_fuzz.backends.base import documentation
 from amp_fuzz.backends.source import argument, program_source
-from amp_fuzz.cases.case import Case, breaks_graphs, unbroken
+from amp_fuzz.cases.case import Case, unbroken
 from amp_fuzz.cases.program import Autocast, regions, show_context, statements
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.findings.diagnosis import Examined
@@ -209,10 +209,18 @@ def _autocasts(case: Case) -> list[Autocast]:
 
 def _program(case: Case, backend: Backend) -> list[str]:
     """Return the program's source, and what is left to eager in it, if a compiler gets it."""
-    said = ["`uncompiled` calls a function under `torch.compiler.disable`: the graph breaks there."]
-    if not (breaks_graphs(case) and facts_of(backend).compiles):
-        case, said = unbroken(case), []
-    return [_fenced(program_source(case.program).strip(), "python"), *said]
+    if not facts_of(backend).compiles:
+        case = unbroken(case)
+    text = program_source(case.program).strip()
+    said = [why for name, why in _BREAKS.items() if f"{name}(" in text]
+    return [_fenced(text, "python"), *said]
+
+
+_BREAKS = {
+    "uncompiled": "`uncompiled` calls a function under `torch.compiler.disable`: the graph breaks "
+    "there.",
+    "decided": "`decided(x)` is `x.isfinite().all()`: the graph breaks there.",
+}
 
 
 def _table(record: DivergenceRecord) -> str:
