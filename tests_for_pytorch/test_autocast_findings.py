@@ -1739,8 +1739,8 @@ class TestAutocastFindings(TestCase):
         expected, observed = torch.float16, value.dtype
         self.assertEqual(observed, expected)
 
-    # a compiled checkpoint raises in the backward pass if a weight's cast is in autocast's cache
-    # before it
+    # a compiled or selective checkpoint raises in the backward pass if a weight's cast is in
+    # autocast's cache before it
     # https://github.com/pytorch/pytorch/issues/193338
     # found by amp-fuzz 0.1.0, case 2de39cf0ff6a2f70 on compile[eager]
     # raise: if starts: torch.autograd.backward(starts, cotangents)
@@ -1749,7 +1749,7 @@ class TestAutocastFindings(TestCase):
     # not found in storage. This can happen if the operations in the checkpointed region are
     # nondeterministic or depend on global state that changed between forward and backward.
     @still_there
-    def test_compile_checkpoint_cast(self):
+    def test_checkpoint_cast(self):
         x0 = torch.tensor([[-0.66681874, 0.7735588], [1.3836, -1.8026496]], dtype=torch.float32)
         w1 = torch.tensor([[-0.6375701, -1.360778], [-0.48281416, 1.0008749]],
             dtype=torch.float32).requires_grad_()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import shutil
 import tomllib
 from collections.abc import Callable
@@ -103,7 +104,8 @@ def test_an_open_finding_of_the_package_passes_and_is_told_as_not_explained(
     assert "baseline" not in done.out
     said = " ".join(done.out.split())
     assert "1 known finding covers them all, which nobody has explained" in said
-    assert "5 cases, 5 not explained open-abs: 5 cases (moody-cpu 5) waits for upstream" in said
+    told = r"(\d+) cases, \1 not explained open-abs: \1 cases \(moody-cpu \1\) waits for upstream"
+    assert re.search(told, said), said
     file.write_text("")
     assert amp_fuzz(*FEW, "--plugins=listing").code == 1  # the list is all that keeps it quiet
 

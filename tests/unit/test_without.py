@@ -11,6 +11,7 @@ import torch
 import torch.utils.checkpoint
 from torch._library.custom_ops import CustomOpDef
 from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
 
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.upstream.remedies import WITHOUT
@@ -20,6 +21,7 @@ PARTS: Mapping[str, Callable[[], object]] = {
     "nested-regions": lambda: getattr(torch.compiler, "nested_compile_region", None),
     "promised-dtypes": lambda: CustomOpDef.register_fake,
     "stopped-checkpoints": lambda: torch.utils.checkpoint._enable_checkpoint_early_stop,
+    "unentered-regions": lambda: PreDispatchTorchFunctionMode.__torch_function__,
     "weight-cache": lambda: torch.autocast("cpu")._cache_enabled,
 }
 """What each takes away: found, as it is."""

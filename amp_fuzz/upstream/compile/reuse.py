@@ -29,6 +29,32 @@ default: two calls under `autocast("cpu", dtype=torch.float16)` are computed in 
 call is not. So a block that is called twice while it trains has another dtype than the same block
 alone. After a call under `no_grad`, a later one may lose its gradient. `torch.export` is right.
 
+With Inductor, gradients may be read from memory of another dtype, and beyond its end:
+
+```python
+import torch
+from torch.nn.functional import mse_loss
+
+block = torch.compiler.nested_compile_region(lambda x: mse_loss(x, -x, reduction="none"))
+
+
+def program(x):
+    with torch.autocast("cpu", dtype=torch.float16):
+        first = block(x)  # float32
+    return first, block(x)  # float32, float16
+
+
+x = torch.arange(4.0).half().requires_grad_()
+for function in program, torch.compile(program):
+    first, second = function(x)
+    (first.sum() + second.sum()).backward()
+    print(first.dtype, x.grad)
+    x.grad = None
+```
+
+Right is `0, 16, 32, 48`. Compiled (2.13.0), it was `0, 0.1252, inf, 0`, and something else when run again: the
+region's results are float16, and the kernel of its backward pass reads their gradients as float32.
+
 **What the documentation says.** `torch.compiler.nested_compile_region`: "If the compiler detects that
 new input conditions (shape, dtype, device, stride, globals etc.) make the cached version invalid to
 reuse, it will transparently re-compile the region", "correctness is always preserved".
@@ -63,7 +89,7 @@ is traced, and nothing guards that.
 
 **Upstream.** Discussed in [#191110](https://github.com/pytorch/pytorch/pull/191110).
 
-## compile-checkpoint-cast: a checkpoint raises if a weight's cast is in autocast's cache already
+## checkpoint-cast: a checkpoint raises if a weight's cast is in autocast's cache already
 
 ```python
 import torch
@@ -128,6 +154,7 @@ BUGS = (
         kinds=(
             *("dtype", "value", "nonfinite", "range", "precision", "raise"),
             *("grad-dtype", "grad-value", "grad-nonfinite", "grad-missing", "bitwise"),
+            "nondeterminism",
         ),
         ops=("*",),
         without="nested-regions",
@@ -180,7 +207,7 @@ BUGS = (
         ),
     ),
     Bug(
-        id="compile-checkpoint-cast",
+        id="checkpoint-cast",
         what="a compiled or selective checkpoint raises in the backward pass if a weight's cast is in autocast's cache before it",
         why="its ops are counted, and the cast that came from the cache comes anew when it is computed again",
         link="https://github.com/pytorch/pytorch/issues/193338",

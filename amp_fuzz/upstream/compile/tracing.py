@@ -77,6 +77,7 @@ from amp_fuzz import reference
 from amp_fuzz.backends.imitation import Imitation, inside
 from amp_fuzz.cases.build import call, case, x
 from amp_fuzz.reference import dispatch
+from amp_fuzz.reference.cache import own_cache
 from amp_fuzz.reference.state import here
 from amp_fuzz.upstream.bug import Bug, Example
 
@@ -100,9 +101,9 @@ class _Uncast(TorchDispatchMode):
 
 @contextmanager
 def _casting_anew() -> Iterator[None]:
-    """Cast a weight for each use."""
+    """Cast a weight for each use, and leave no cast behind."""
     anew = replace(here().semantics, serves=lambda tensor, made: False)
-    with reference.under(anew):
+    with own_cache(), reference.under(anew):
         yield
 
 
