@@ -13,8 +13,9 @@ from amp_fuzz.backends.reference import ReferenceRuntime, within
 from amp_fuzz.cases.build import argument, call, case
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.inputs import bits_text
-from amp_fuzz.cases.program import ProgramError, TensorSpec
+from amp_fuzz.cases.program import DTYPES, ProgramError, TensorSpec
 from amp_fuzz.catalogue import CATALOGUE, check
+from amp_fuzz.reference.shadow.copies import is_plain
 
 __all__ = ["raising_call"]
 
@@ -24,8 +25,11 @@ _ELEMENTS = 4096  # of a tensor that a case holds as bits
 def raising_call(of: Case, runtime: ReferenceRuntime) -> Case | None:
     """Return the innermost call of an op that raises under the reference, or None.
 
-    None too if the catalogue lacks the op, or if a case cannot hold its arguments.
+    None too of fake tensors, which have no values, and under a function transform; if the catalogue
+    lacks the op; and if a case cannot hold its arguments.
     """
+    if runtime.runtime.fake or of.plan.transform != "none":
+        return None
     last = _Last()  # type: ignore[no-untyped-call]
     harness.run(of, within(runtime.runtime, lambda: last))
     if last.call is None:
@@ -72,13 +76,14 @@ def _ops() -> dict[str, str]:
 def _written(value: Any, specs: dict[int, TensorSpec]) -> Any:
     """Return an argument as a case has it. specs: gets the tensors."""
     if isinstance(value, torch.Tensor):
-        if value.numel() > _ELEMENTS:
-            raise ValueError(f"{value.numel()} elements")
         dtype = str(value.dtype).removeprefix("torch.")
+        plain = type(value) in (torch.Tensor, torch.nn.Parameter) and is_plain(value)
+        if not plain or dtype not in DTYPES or value.numel() > _ELEMENTS:
+            raise ValueError("no case holds it")
         spec = TensorSpec(f"x{len(specs)}", tuple(value.shape), dtype, values=bits_text(value))
         return specs.setdefault(id(value), spec).name
     if isinstance(value, (list, tuple)):
         return [_written(one, specs) for one in value]
     if value is None or isinstance(value, (bool, int, float)):
         return argument(value)
-    raise ValueError(f"{type(value).__name__}")
+    raise ValueError("no case holds it")

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 
+from amp_fuzz.backends import backends
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.harness import Observation, Raised, bits, quiet
 from amp_fuzz.cases.case import Case, bare, uses_autocast
@@ -207,6 +208,16 @@ def test_what_eager_refuses_inside_a_module_is_the_backends_if_it_takes_that_cal
     verdict = judged(under_autocast(taking), one)
     assert verdict.divergence is not None
     assert (verdict.outcome, verdict.divergence.kind) == ("diverged", "raise")
+
+
+def test_a_call_of_fake_tensors_or_under_a_transform_is_not_asked_alone() -> None:
+    """No case holds its inputs."""
+    inputs = [x("x0", 2, 2), x("x1", 2, dtype="float16")]
+    norm = call("native_layer_norm", "x0", [2], "x1", None, 1.0, to="v0 v1 v2")
+    one = case(inputs, norm, contexts=(), backward="none")
+    assert Trial.of(one, eager()).raising() is not None
+    assert Trial.of(one, backends()["fake-cuda"]).raising() is None
+    assert Trial.of(one.with_plan(transform="vmap"), eager()).raising() is None
 
 
 def test_an_error_of_what_is_cast_without_contexts_too_is_autocasts(
