@@ -190,6 +190,13 @@ def test_regions_nest(name: str) -> None:
 
 
 @every
+def test_a_layer_draws_no_random_number(name: str) -> None:
+    draws = call("rand_like", "v0", to="v1")
+    one = case(INPUTS, under(region(name), LINEAR), draws, contexts=(), backward="none")
+    assert judged(name, one).outcome in ("agreed", "known")
+
+
+@every
 def test_outside_of_regions_it_is_linear(name: str) -> None:
     one = case(INPUTS, LINEAR, call("linear", "x0", "w1", "w2", to="v1"), contexts=())
     (seen,) = backends()[name].run([one])

@@ -31,9 +31,11 @@ def te_layers(te: Any, recipe_of: Any, device: str) -> Any:
         n, k = weight.shape
         key = layer, n, k, weight.dtype, bias is None
         if key not in layers:
-            layers[key] = te.Linear(
-                k, n, bias=bias is not None, device=device, params_dtype=weight.dtype
-            )
+            away = [device] if torch.device(device).type == "cuda" else []
+            with torch.random.fork_rng(devices=away):  # it draws weights, which are not used
+                layers[key] = te.Linear(
+                    k, n, bias=bias is not None, device=device, params_dtype=weight.dtype
+                )
         given = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
         options = {"is_first_microbatch": is_first_microbatch}
         return torch.func.functional_call(layers[key], given, (x,), options)
