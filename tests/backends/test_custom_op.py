@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-import torch._dynamo  # it defines custom ops itself, before faults are seeded
+import torch._dynamo  # these define custom ops themselves, before faults are seeded
+import torch._inductor.inductor_prims
 from torch._library import custom_ops
 
 from amp_fuzz.backends import backends, torch_base
@@ -193,10 +194,15 @@ def test_every_fault_of_a_custom_op_is_seen(name: str, corrupt: Any, wrong: Case
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["eager-cpu", "compile[aot_eager]", "script", "trace", "export"])
-@pytest.mark.parametrize("corrupt", [_on_inside, _backward_on])
-def test_autocast_that_is_on_in_a_program_without_is_the_backends(name: str, corrupt: Any) -> None:
+@pytest.mark.parametrize(
+    ("corrupt", "one"),
+    [(_on_inside, OUTSIDE), (_backward_on, OUTSIDE), (_on_inside, REGISTERED)],
+)
+def test_autocast_that_is_on_in_a_program_without_is_the_backends(
+    name: str, corrupt: Any, one: Case
+) -> None:
     with corrupt():
-        assert judged(name, OUTSIDE).outcome == "backend"
+        assert judged(name, one).outcome == "backend"
 
 
 @pytest.mark.parametrize("corrupt", [_off_inside, _backward_on])
