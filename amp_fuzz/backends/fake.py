@@ -27,6 +27,7 @@ from amp_fuzz.backends.harness import Observation, Runtime
 from amp_fuzz.backends.reference import ReferenceRuntime, reference_runtime
 from amp_fuzz.backends.refusals import Refusing
 from amp_fuzz.backends.reproducing import TorchRepros, source_of
+from amp_fuzz.backends.settings import applied
 from amp_fuzz.backends.torch_base import TorchBackend
 from amp_fuzz.cases.case import CUSTOM_OPS, Case, Plan, Transform, unbroken
 from amp_fuzz.cases.program import statements
@@ -118,13 +119,9 @@ def fake_tensors(device: str) -> Iterator[None]:
 
 @contextmanager
 def _without_libraries() -> Iterator[None]:
-    before = torch.backends.cudnn.enabled
-    torch.backends.cudnn.enabled = False
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.cudnn.enabled = before
+    """Leave cuDNN and attention's own kernels out, also where flags are frozen (`applied`)."""
+    with applied(["torch.backends.cudnn.enabled = False"]), sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 @lru_cache(maxsize=8)

@@ -209,7 +209,7 @@ class _Body:
         else:
             blocks, count = _end(region.body)
             inner = pad + _INDENT * (1 + blocks)
-            end = len(body) - count - (self.marks and count > 0)
+            end = len(body) - count
             side = [*body[end:], inner + last]
             lines += [*body[:end], f"{inner}if decided({next(iter(read))}):"]
             lines += [*(_INDENT + line for line in side), *side]

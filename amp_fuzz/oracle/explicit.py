@@ -219,8 +219,7 @@ class _Writer:
     def _entered(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
         """Return a body after casts of the inputs that are cast where the program is entered."""
         given = {spec.name: spec.dtype for spec in self.of.program.inputs}
-        floats = (name for name, dtype in given.items() if dtype in FLOAT_DTYPES)
-        casts = {n: self.dtypes[n] for n in floats if self.dtypes.get(n, given[n]) != given[n]}
+        casts = {n: self.dtypes[n] for n in given if self.dtypes.get(n, given[n]) != given[n]}
         names = {name: f"{_FRESH}{next(self._fresh):04}" for name in casts}
         before = [_to(name, dtype, names[name]) for name, dtype in casts.items()]
         return (*before, *transform(body, statement=lambda node: (substituted(node, names),)))

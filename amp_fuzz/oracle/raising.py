@@ -25,11 +25,9 @@ _ELEMENTS = 4096  # of a tensor that a case holds as bits
 def raising_call(of: Case, runtime: ReferenceRuntime) -> Case | None:
     """Return the innermost call of an op that raises under the reference, or None.
 
-    None too of fake tensors, which have no values, and under a function transform; if the catalogue
-    lacks the op; and if a case cannot hold its arguments.
+    None too if the catalogue lacks the op, or if a case cannot hold its arguments: fake tensors
+    have no values.
     """
-    if runtime.runtime.fake or of.plan.transform != "none":
-        return None
     last = _Last()  # type: ignore[no-untyped-call]
     harness.run(of, within(runtime.runtime, lambda: last))
     if last.call is None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from amp_fuzz.backends import Configurable, backends, privateuse1, vendor
+from amp_fuzz.backends import Configurable, backends, fake, privateuse1, vendor
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.harness import Observation, quiet
 from amp_fuzz.backends.numerics import numerics
@@ -65,6 +65,16 @@ def test_a_setting_is_applied_where_flags_are_frozen(
     with applied([setting.line]):
         assert now(setting) == setting.value
     assert now(setting) == setting.usual
+
+
+def test_fake_cuda_leaves_cudnn_out_where_flags_are_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a torch with CUDA and no GPU, once its own test utilities are imported."""
+    monkeypatch.setattr(fake, "_lacks_gpu", lambda device: True)
+    flags: dict[str, Any] = torch.backends.flags_frozen.__globals__
+    monkeypatch.setitem(flags, "__allow_nonbracketed_mutation_flag", False)
+    with fake.fake_tensors("cuda"):
+        assert not torch.backends.cudnn.enabled
+    assert torch.backends.cudnn.enabled
 
 
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)

@@ -124,6 +124,10 @@ def test_a_choice_of_singular_vectors_is_no_fault_and_hides_none(
     assert judged_with(fault, faulty, one)[0] in ("diverged", "backend")
 
 
+def test_what_draws_from_a_generator_of_its_own_is_not_drawn() -> None:
+    assert not backends()["torchax"].supports("rand_like", "function")
+
+
 def test_each_entry_has_a_name_of_its_own() -> None:
     assert {made.known.partition("+")[0] for made in MADE.values()} <= {k.id for k in shipped()}
     assert backends()["torchax"].name == "torchax"

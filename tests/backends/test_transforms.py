@@ -9,9 +9,12 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from amp_fuzz.backends import harness
+from amp_fuzz.backends import backends, harness
 from amp_fuzz.backends.harness import TRANSFORMS, quiet
-from amp_fuzz.cases.case import Transform
+from amp_fuzz.cases.build import program
+from amp_fuzz.cases.case import Plan, Transform
+from amp_fuzz.findings.minimize.plans import plans
+from amp_fuzz.strategies.drawing import _sized
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
 from tests.faults.fault import patched
@@ -87,3 +90,26 @@ def test_an_op_without_a_forward_formula_raises_the_same_error_under_the_referen
     assert verdict.seen is not None
     assert verdict.seen.raised is not None
     assert "Trying to use forward AD with _embedding_bag" in verdict.seen.raised.message
+
+
+def test_fake_devices_are_given_the_transforms_that_they_have() -> None:
+    for name in NAMES:
+        one = case([x("w0", 2)], call("sin", "w0"), transform=name)
+        assert backends()["fake-cuda"].fit(one).plan.transform in (
+            "none",
+            "grad",
+            "vmap",
+            "vmap_grad",
+        )
+
+
+@pytest.mark.parametrize(("whole", "part"), [("jvp", "forward_ad"), ("vmap_grad", "grad")])
+def test_the_minimiser_tries_the_transforms_that_one_is_made_of(whole: Any, part: str) -> None:
+    one = case([x("w0", 2)], call("sin", "w0"), transform=whole)
+    assert part in {smaller.plan.transform for smaller in plans(one)}
+
+
+def test_no_derivative_pushes_many_tangents_forward() -> None:
+    few, many = (program([x("w0", size)], call("sin", "w0")) for size in (8, 800))
+    made = [_sized(Plan(transform="jacfwd"), of).transform for of in (few, many)]
+    assert made == ["jacfwd", "jvp"]

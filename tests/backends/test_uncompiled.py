@@ -17,6 +17,7 @@ from amp_fuzz.cases.case import Case, loads
 from amp_fuzz.cases.program import (
     Autocast,
     AutocastDType,
+    Branch,
     Checkpoint,
     Node,
     Ref,
@@ -100,6 +101,7 @@ def test_the_minimiser_takes_it_away() -> None:
     leading(
         [
             ({"steps": 2, "loop": "inside"}, [_MM, under(Uncompiled(), _AGAIN), _LAST]),
+            ({"steps": 2, "loop": "inside"}, [_MM, under(Branch(), _AGAIN), _LAST]),
             ({"backward": "none"}, [_PINV, under(Uncompiled(), _THEN)]),
             ({"backward": "none"}, [under(Uncompiled(), _PINV), _THEN]),
             (

@@ -13,13 +13,16 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.harness import Runtime, quiet
+from amp_fuzz.backends.prelude import half_by_product
 from amp_fuzz.cases.case import Case
 from amp_fuzz.cases.program import Checkpoint
+from amp_fuzz.findings.minimize.plans import plans
+from amp_fuzz.oracle import RELATIONS
 from amp_fuzz.oracle.judge import Judge
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
 from tests.faults.fault import patched
-from tests.helpers import call, case, eager, needs_torch, under, x
+from tests.helpers import call, case, drawn, eager, needs_torch, under, x
 
 _CASE = [x("x0", 6, 8), x("w1", 8, 6)], call("mm", "x0", "w1"), call("exp", "v0", to="v1")
 _OTHERS: tuple[dict[str, Any], ...] = (
@@ -134,6 +137,16 @@ def test_a_hook_of_a_value_that_runs_without_autocast_is_found() -> None:
     assert (found.divergence.kind, found.divergence.where) == ("grad-bitwise", "w0.grad")
 
 
+def test_compilers_are_given_no_hook_in_a_nested_region() -> None:
+    later = case(*_HOOKED, later=((),), reuse="region", backward="none")
+    assert backends()["compile[aot_eager]"].fit(later).plan.reuse == "graph"
+
+
+def test_a_hook_may_get_no_gradient() -> None:
+    """As of a compiled function, for a weight that has none."""
+    assert half_by_product(None) is None
+
+
 @pytest.mark.parametrize("plan", _OTHERS, ids=str)
 def test_only_hooks_run_without_autocast(plan: dict[str, Any]) -> None:
     with quiet(), _hooks_without_autocast():
@@ -211,7 +224,31 @@ def test_a_selective_checkpoint_that_saves_a_wrong_product_is_found(one: Case) -
     assert (found.divergence.kind, found.divergence.where) == ("grad-bitwise", "w1.grad")
 
 
+@pytest.mark.parametrize("name", ["privateuse1", "export", "torchax", "te-python"])
+def test_other_backends_are_given_plain_checkpoints(name: str) -> None:
+    one = case(_CASE[0], under(_SELECTIVE, *_CASE[1:]), checkpoint="selective")
+    fitted = backends()[name].fit(one)
+    assert "selective" not in str(fitted)
+
+
+def test_a_selective_checkpoint_is_in_no_other_one() -> None:
+    """It may be computed again only in the forward's own context, so no relation is asked."""
+    assert RELATIONS["checkpoint"].pair(case(*_CASE)) is not None
+    assert RELATIONS["checkpoint"].pair(case(_CASE[0], under(_SELECTIVE, *_CASE[1:]))) is None
+
+
+def test_a_selective_checkpoint_is_drawn_with_no_retained_graph() -> None:
+    made = [one.plan for one in drawn(2000)]
+    assert any(plan.checkpoint == "selective" for plan in made)
+    assert not any((p.checkpoint, p.second) == ("selective", "retain") for p in made)
+
+
 @pytest.mark.parametrize("plan", _OTHERS, ids=str)
 def test_only_a_selective_checkpoint_saves_products(plan: dict[str, Any]) -> None:
     with quiet():
         assert Judge(Doubling("cpu")).judge(case(*_CASE, **plan)).outcome == "agreed"
+
+
+def test_the_minimiser_tries_a_checkpoint_that_saves_nothing() -> None:
+    one = case(*_CASE, checkpoint="selective")
+    assert "non_reentrant" in {smaller.plan.checkpoint for smaller in plans(one)}

@@ -210,14 +210,34 @@ def test_what_eager_refuses_inside_a_module_is_the_backends_if_it_takes_that_cal
     assert (verdict.outcome, verdict.divergence.kind) == ("diverged", "raise")
 
 
-def test_a_call_of_fake_tensors_or_under_a_transform_is_not_asked_alone() -> None:
-    """No case holds its inputs."""
+def test_a_call_whose_inputs_no_case_holds_is_not_asked_alone() -> None:
+    """Those of fake tensors have no values."""
     inputs = [x("x0", 2, 2), x("x1", 2, dtype="float16")]
     norm = call("native_layer_norm", "x0", [2], "x1", None, 1.0, to="v0 v1 v2")
     one = case(inputs, norm, contexts=(), backward="none")
-    assert Trial.of(one, eager()).raising() is not None
+    alone = Trial.of(one, eager()).raising()
+    assert alone is not None
+    assert alone.program.outputs == ("v0", "v1", "v2")
     assert Trial.of(one, backends()["fake-cuda"]).raising() is None
-    assert Trial.of(one.with_plan(transform="vmap"), eager()).raising() is None
+    for name in ("vmap", "grad", "jvp", "jacfwd", "functionalize"):
+        Trial.of(one.with_plan(transform=name, backward="outside"), eager()).raising()
+
+
+@pytest.mark.parametrize("why", ["it agrees", "it cannot be said"])
+def test_a_call_that_does_not_raise_alone_or_cannot_be_said_clears_nothing(
+    why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = layer_of_two_dtypes()
+
+    def taking(one: Case, seen: Observation) -> None:
+        if seen.raised and "mixed dtype (CPU)" in seen.raised.message:
+            seen.raised = None
+
+    if why == "it agrees":
+        monkeypatch.setattr(Trial, "raising", lambda trial: case(SQUARES, MM, contexts=()))
+    else:
+        monkeypatch.setattr(attribution, "unsupported", lambda *case: "native_layer_norm")
+    assert judged(taking, one).outcome == "diverged"
 
 
 def test_an_error_of_what_is_cast_without_contexts_too_is_autocasts(
