@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 import torch
 
-from amp_fuzz.backends import bisection, harness, prelude
+from amp_fuzz.backends import bisection, control_flow, harness, prelude
 from amp_fuzz.backends.base import Availability, Backend, Call, Facts, documentation
 from amp_fuzz.backends.determinism import DRAWN, EXACT, Kernels
 from amp_fuzz.backends.eager import has_device
@@ -198,6 +198,7 @@ class CompileBackend(TorchRepros, TorchBackend):
         plan = self.configuring(case.plan)
         runtime = self.runtime(
             uncompiled=torch.compiler.disable(prelude.uncompiled),
+            control=control_flow.of_torch(),
             driver=lambda names: self._driver(case, names),
             # The configuration of torch.compile is thread-local.
             follow=lambda function: partial(self.configured, plan, function),
@@ -495,7 +496,8 @@ class ShadowedOnCPU(ReferenceRuntime):
 
 def _opaque(case: Case) -> Case:
     """Return a case whose program can be the body of a custom op in a graph, or is none."""
-    if any(s.op in DATA_DEPENDENT for s in statements(case.program.body)):
+    ops = {s.op for s in statements(case.program.body)}
+    if any(op in DATA_DEPENDENT or CATALOGUE[op].family == "control_flow" for op in ops):
         return case.with_plan(entry="context")
     return unbroken(case.with_program(body=transform(case.program.body, region=_unreentrant)))
 

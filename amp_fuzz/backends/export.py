@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from amp_fuzz.backends import harness, prelude
+from amp_fuzz.backends import control_flow, harness, prelude
 from amp_fuzz.backends.base import Backend, Call, Facts, documentation
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.backends.reference import ReferenceRuntime
@@ -111,7 +111,8 @@ class ExportBackend(TorchRepros, TorchBackend):
             }
 
         with _unlogged():
-            return harness.run(case, self.runtime(driver=driver))
+            control = control_flow.of_torch()
+            return harness.run(case, self.runtime(driver=driver, control=control))
 
     def infers(self, function: Callable[..., Any]) -> bool:
         """Return whether no backward pass runs.

@@ -22,7 +22,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from amp_fuzz import catalogue
-from amp_fuzz.backends import accelerator, custom_functions, prelude
+from amp_fuzz.backends import accelerator, control_flow, custom_functions, prelude
 from amp_fuzz.backends.custom_op import custom_op
 from amp_fuzz.backends.determinism import algorithms
 from amp_fuzz.backends.residents import Residents
@@ -77,7 +77,11 @@ class Observation:
     devices: dict[str, str] = field(default_factory=dict)
 
 
-_CUSTOM = {name: getattr(custom_functions, name) for name in custom_functions.__all__}
+_CUSTOM = {
+    name: getattr(module, name)
+    for module in (custom_functions, control_flow)
+    for name in module.__all__
+}
 
 
 TRANSFORMS: Mapping[str, Callable[..., Any]] = {
@@ -112,7 +116,8 @@ class Runtime:
     function as that thread has to run it: modes and rules are thread-local. place: moves a CPU
     input to where the program works; by default it is copied to `device`. autocast_dtype: a
     context that sets the dtype of contexts that name none. uncompiled: calls a function that a
-    compiler leaves to eager. transforms: those of functions, by name.
+    compiler leaves to eager. transforms: those of functions, by name. control: the higher-order
+    ops; by default what they are documented to be in Python.
     """
 
     device: str
@@ -133,6 +138,7 @@ class Runtime:
     autocast_dtype: Callable[..., AbstractContextManager[Any]] = prelude.autocast_dtype
     uncompiled: Callable[..., Any] = prelude.uncompiled
     fp8: Callable[[Callable[..., Any]], Mapping[str, Any]] = _without_fp8
+    control: Mapping[str, Any] = field(default_factory=lambda: control_flow.PLAIN)
 
     def thread(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function in a new thread of the run, and return or raise what it does."""
@@ -173,6 +179,7 @@ class Runtime:
             "with_hook": prelude.with_hook,
             "with_post_hook": prelude.with_post_hook,
             **self.fp8(self.checkpoint),
+            **self.control,
         }
 
 

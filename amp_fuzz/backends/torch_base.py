@@ -17,6 +17,7 @@ from amp_fuzz.backends.torch_state import reset_state, torch_state
 from amp_fuzz.cases.case import Case, Plan
 from amp_fuzz.cases.program import Context, NoGrad, Region, Role
 from amp_fuzz.cases.settings import drawn_on
+from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.versions import holds
 
 __all__ = ["TorchBackend", "as_elsewhere", "numbers", "under"]
@@ -24,7 +25,7 @@ __all__ = ["TorchBackend", "as_elsewhere", "numbers", "under"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchBackend:
-    """A backend that supports every op, runs every case unchanged, and runs it in this process.
+    """A backend that supports every op but higher-order ones, and runs cases in this process.
 
     watched: wraps the implementation's ``autocast`` before a case gets it.
     """
@@ -51,8 +52,8 @@ class TorchBackend:
         return False
 
     def supports(self, op: str, form: str) -> bool:
-        """Return that every call can be made."""
-        return True
+        """Return whether a call can be made: higher-order ops are for backends that compile."""
+        return CATALOGUE[op].family != "control_flow"
 
     def fit(self, case: Case) -> Case:
         """Return the case without what torch documents as unsupported on the device."""

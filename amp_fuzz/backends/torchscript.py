@@ -125,6 +125,8 @@ class ScriptBackend(TorchRepros, TorchBackend):
 
     def supports(self, op: str, form: str) -> bool:
         """Return whether a call can be traced, or expressed in TorchScript's language."""
+        if CATALOGUE[op].family == "control_flow":
+            return False
         if self.mode == "script" and CATALOGUE[op].setup and not _is_custom_op(op):
             return False  # a custom function is Python
         if op in HOOKED:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from amp_fuzz.backends import Backend, custom_functions, facts_of, prelude
+from amp_fuzz.backends import Backend, control_flow, custom_functions, facts_of, prelude
 from amp_fuzz.backends.base import Repros, shadows_of
 from amp_fuzz.backends.harness import TRANSFORMS
 from amp_fuzz.backends.refusals import ORIGIN
@@ -244,6 +244,11 @@ TORCH_IMPORTS: Mapping[str, str] = {
     **{name: f"from torch.func import {name}" for name in TRANSFORMS},
     "once_differentiable": "from torch.autograd.function import once_differentiable",
     "checkpoint": "from torch.utils.checkpoint import checkpoint",
+    "associative_scan": "from torch._higher_order_ops.associative_scan import associative_scan",
+    "cond": "from torch import cond",
+    "hop_map": "from torch._higher_order_ops.map import map as hop_map",
+    "scan": "from torch._higher_order_ops.scan import scan",
+    "while_loop": "from torch._higher_order_ops.while_loop import while_loop",
 }
 
 
@@ -262,7 +267,7 @@ def _names(code: str) -> set[str]:
     return {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
 
 
-_HELPING = (prelude, custom_functions)
+_HELPING = (prelude, custom_functions, control_flow)
 
 
 def _helpers(body: str) -> list[str]:
