@@ -25,6 +25,7 @@ __all__ = ["Known", "KnownError", "Part", "load_known"]
 Part: TypeAlias = Literal[
     "",
     "elided-casts",
+    "islands",
     "nested-regions",
     "promised-dtypes",
     "stopped-checkpoints",

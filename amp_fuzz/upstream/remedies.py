@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import Any
 
+from amp_fuzz.backends import control_flow
 from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import statements
+from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.patching import patched
+from amp_fuzz.reference import autocast
 
 __all__ = ["WITHOUT", "has"]
 
@@ -117,8 +121,52 @@ def _without_unentered_regions() -> AbstractContextManager[None]:
     return patched(PreDispatchTorchFunctionMode, "__torch_function__", handle)
 
 
+def _without_islands() -> AbstractContextManager[None]:
+    """Let the product of an island be an op that autocast does not know, in no region.
+
+    That is in the bodies of higher-order ops; the reference keeps its regions.
+    """
+    honest = control_flow.product_in
+
+    def product_in(around: Any, device: Any) -> Any:
+        if around is autocast:
+            return honest(around, device)
+        import torch
+
+        apart = _uncast()
+        return lambda x, y, island: apart(x, y) if island else torch.mm(x, y)
+
+    return patched(control_flow, "product_in", product_in)
+
+
+@cache
+def _uncast() -> Any:
+    """Return `torch.mm` as a custom op, whose backward pass is made of the same op."""
+    import torch
+
+    def product(x: Any, y: Any) -> Any:
+        with torch.autocast(x.device.type, enabled=False):
+            return torch.mm(x, y)
+
+    def backward(ctx: Any, gradient: Any) -> Any:
+        x, y = ctx.saved_tensors
+        return op(gradient, y.t()), op(x.t(), gradient)
+
+    def save(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    schema = "(Tensor x, Tensor y) -> Tensor"
+    op: Any = torch.library.custom_op(
+        "amp_fuzz::uncast_mm", product, mutates_args=(), schema=schema
+    )
+    op.register_fake(lambda x, y: x.new_empty(x.shape[0], y.shape[1]))
+    op.register_autograd(backward, setup_context=save)
+    return op
+
+
 WITHOUT: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "elided-casts": lambda: _compiled_with("emulate_precision_casts", True),
+    "islands": _without_islands,
     "nested-regions": _without_nested_regions,
     "promised-dtypes": _without_promised_dtypes,
     "stopped-checkpoints": _without_stopped_checkpoints,
@@ -130,4 +178,10 @@ WITHOUT: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
 
 def has(case: Case, part: str) -> bool:
     """Return whether a case may have a part: without one that it has not, it is only run again."""
-    return part != "nested-regions" or case.plan.reuse == "region"
+    match part:
+        case "islands":
+            calls = statements(case.program.body)
+            return any(CATALOGUE[c.op].family == "control_flow" and True in c.args for c in calls)
+        case "nested-regions":
+            return case.plan.reuse == "region"
+    return True

@@ -13,11 +13,13 @@ from torch._library.custom_ops import CustomOpDef
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
 
+from amp_fuzz.backends import control_flow
 from amp_fuzz.backends.harness import quiet
 from amp_fuzz.upstream.remedies import WITHOUT
 
 PARTS: Mapping[str, Callable[[], object]] = {
     "elided-casts": lambda: importlib.import_module("torch._inductor.compile_fx").compile_fx,
+    "islands": lambda: control_flow.product_in,
     "nested-regions": lambda: getattr(torch.compiler, "nested_compile_region", None),
     "promised-dtypes": lambda: CustomOpDef.register_fake,
     "stopped-checkpoints": lambda: torch.utils.checkpoint._enable_checkpoint_early_stop,
