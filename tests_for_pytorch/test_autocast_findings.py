@@ -1681,6 +1681,43 @@ class TestAutocastFindings(TestCase):
         away = float(away.nan_to_num(nan=float("inf")).max())
         self.assertLessEqual(away, 4.0)
 
+    # an exported program with cond, map, a loop or a scan that raises in an autocast region leaves
+    # autocast on
+    # https://github.com/pytorch/pytorch/issues/195488
+    # found by amp-fuzz 0.1.0, case 52cde3c23caea46b on export
+    # state: after an error
+    # expected: state as before
+    # observed: autocast on cpu: False became True; weight cache: True became False; nesting: 0 became 1
+    @still_there
+    def test_export_body_leak(self):
+        device = "cpu"
+
+        x0 = torch.tensor([[-0.66681874, 0.7735588], [1.3836, -1.8026496]], dtype=torch.float32)
+        x1 = torch.tensor([[0.07556, -0.5474], [-0.487, 0.9775]], dtype=torch.float16)
+
+        cond_mm = make_cond_mm(cond, autocast, device)
+
+        def program(x0, x1):
+            with autocast(device, dtype=torch.bfloat16):
+                v0 = cond_mm(x0, x1, True)
+            return v0,
+
+        plain = program
+        program = optimised(lambda inputs: exported(plain, inputs, False), [], 1)
+
+        def drive(x0, x1):
+            outputs = program(x0, x1)
+
+        expected = torch_state(device)
+        try:
+            drive(x0, x1)
+        except Exception as error:
+            if type(error).__name__ != 'RuntimeError' and torch_state(device) == expected:
+                raise
+            print("raised:  ", error)
+        observed = torch_state(device)
+        self.assertEqual(observed, expected)
+
     # while_loop raises for a 16-bit carry that needs gradients and is not of the autocast dtype
     # https://github.com/pytorch/pytorch/issues/132715
     # found by amp-fuzz 0.1.0, case c92f36307f8b65c2 on compile[eager]

@@ -68,6 +68,37 @@ program" (https://docs.pytorch.org/docs/stable/export.html).
 **Upstream.** [#157104](https://github.com/pytorch/pytorch/issues/157104) is the same of compiled programs
 ([compile-backward-autocast]).
 
+## export-body-leak: an exported program with such an op leaves autocast on if it raises in a region
+
+```python
+import torch
+
+
+class Module(torch.nn.Module):
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = torch.cond(x.sum() > 1, lambda x: x + 1, lambda x: x + 2, (x,))
+            return y, torch.linalg.inv(x)
+
+
+program = torch.export.export(Module(), (torch.eye(2),)).module()
+try:
+    program(torch.ones(2, 2))
+except torch.linalg.LinAlgError:
+    print(torch.is_autocast_enabled("cpu"))  # True; right is False
+```
+
+**What torch does** (2.7.1 to 2.15.0, CPU). An export puts a region into a submodule, which `wrap_with_autocast` calls in a
+context. If the program has a higher-order op, it leaves `_enter_autocast` and `_exit_autocast` in the graph, and an error
+between them skips the second. Without `cond`, autocast is off after the error.
+
+**What the documentation says.** `torch.autocast` is a context manager: its state ends with its block.
+
+**What the entry explains.** A state of autocast after an error, in a program with such an op.
+
+**Upstream.** [#195488](https://github.com/pytorch/pytorch/issues/195488) is the same of compiled programs
+([compile-context-leak]).
+
 ## compile-loop-foreign-half: while_loop raises for a carry in the other 16-bit dtype
 
 ```python
@@ -102,7 +133,7 @@ two dtypes.
 
 from __future__ import annotations
 
-from amp_fuzz.cases.build import call, case, x
+from amp_fuzz.cases.build import BF16, call, case, under, x
 from amp_fuzz.upstream.bug import Bug, Example
 
 __all__ = ["BUGS"]
@@ -110,6 +141,8 @@ __all__ = ["BUGS"]
 _SQUARE, _STACK = x("w0", 3, 3), x("w1", 3, 3, 3)
 _SCAN = case([_SQUARE, _STACK], call("scan_mm", "w0", "w1", True, to="v0 v1"))
 _LOOP = case([_SQUARE], call("while_mm", "w0", True))
+
+_OPS = ("cond_mm", "map_mm", "while_mm", "scan_mm", "associative_scan_mm")
 
 BUGS = (
     Bug(
@@ -121,7 +154,7 @@ BUGS = (
         harm="silent dtype",
         backends=("compile[*", "export*"),
         kinds=("raise", "dtype", "value"),
-        ops=("cond_mm", "map_mm", "while_mm", "scan_mm", "associative_scan_mm"),
+        ops=_OPS,
         without="islands",
         examples=(
             Example("compile[eager]", _SCAN, torch=">=2.11"),
@@ -147,6 +180,32 @@ BUGS = (
                 "export", case([x("x0", 2, 3), x("w1", 3, 4)], call("cond_mm", "x0", "w1", True))
             ),
             Example("export", _LOOP),
+        ),
+    ),
+    Bug(
+        id="export-body-leak",
+        what="an exported program with cond, map, a loop or a scan that raises in an autocast region leaves autocast on",
+        why="its graph enters the region by one call and leaves it by another, which an error skips",
+        link="https://github.com/pytorch/pytorch/issues/195488",
+        torch=">=2.7",
+        seen="2.15.0",
+        harm="state",
+        backends=("export",),
+        kinds=("state",),
+        ops=_OPS,
+        where="after an error",
+        observed=r"^(autocast on \w+|its dtype on \w+|weight cache|nesting): \S+ became \S+$",
+        examples=(
+            Example(
+                "export",
+                case(
+                    [x("x0", 2, 2), x("x1", 2, 2, dtype="float16")],
+                    under(BF16, call("cond_mm", "x0", "x1", True)),
+                    contexts=(),
+                    backward="none",
+                ),
+                torch=">=2.9",
+            ),
         ),
     ),
     Bug(
