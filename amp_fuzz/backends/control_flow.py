@@ -23,9 +23,14 @@ __all__ = [
 
 
 def product_in(autocast: Any, device: Any) -> Any:
-    """Return a product, which may be an island: in a region without autocast."""
+    """Return a product, which may be an island: in a region without autocast.
 
-    def product(x: Any, y: Any, island: bool) -> Any:
+    dtype: what its operands are cast to. The explicit program gives it.
+    """
+
+    def product(x: Any, y: Any, island: bool, dtype: Any) -> Any:
+        if dtype is not None:
+            x, y = x.to(dtype), y.to(dtype)
         if not island:
             return torch.mm(x, y)
         with autocast(device, enabled=False):
@@ -43,9 +48,9 @@ def make_cond_mm(cond: Any, autocast: Any, device: Any) -> Any:
     """Return a product in both branches of `torch.cond`."""
     product = product_in(autocast, device)
 
-    def cond_mm(x: Any, y: Any, island: bool) -> Any:
+    def cond_mm(x: Any, y: Any, island: bool, dtype: Any = None) -> Any:
         def body(x: Any, y: Any) -> Any:
-            return product(x, y, island)
+            return product(x, y, island, dtype)
 
         return cond(x.sum() > 0, lambda x, y: body(x, y), lambda x, y: body(x, y), (x, y))
 
@@ -56,8 +61,8 @@ def make_map_mm(hop_map: Any, autocast: Any, device: Any) -> Any:
     """Return a product for each pair of matrices."""
     product = product_in(autocast, device)
 
-    def map_mm(xs: Any, ys: Any, island: bool) -> Any:
-        return hop_map(lambda pair: product(pair[0], pair[1], island), (xs, ys))
+    def map_mm(xs: Any, ys: Any, island: bool, dtype: Any = None) -> Any:
+        return hop_map(lambda pair: product(pair[0], pair[1], island, dtype), (xs, ys))
 
     return map_mm
 
@@ -66,9 +71,9 @@ def make_while_mm(while_loop: Any, autocast: Any, device: Any) -> Any:
     """Return a square matrix to the power of four."""
     product = product_in(autocast, device)
 
-    def while_mm(x: Any, island: bool) -> Any:
+    def while_mm(x: Any, island: bool, dtype: Any = None) -> Any:
         def again(i: Any, x: Any) -> Any:
-            return i + 1, product(x, x, island).to(x.dtype)
+            return i + 1, product(x, x, island, dtype).to(x.dtype)
 
         start = torch.zeros((), dtype=torch.int64, device=x.device)
         return while_loop(lambda i, x: i < 2, again, (start, carried(x)))[1]
@@ -80,9 +85,9 @@ def make_scan_mm(scan: Any, autocast: Any, device: Any) -> Any:
     """Return the last of the products of square matrices, and the double of each."""
     product = product_in(autocast, device)
 
-    def scan_mm(x: Any, ys: Any, island: bool) -> Any:
+    def scan_mm(x: Any, ys: Any, island: bool, dtype: Any = None) -> Any:
         def step(x: Any, y: Any) -> Any:
-            made = product(x, y, island).to(x.dtype)
+            made = product(x, y, island, dtype).to(x.dtype)
             return made, made * 2
 
         return scan(step, carried(x), ys)
@@ -94,9 +99,9 @@ def make_associative_scan_mm(associative_scan: Any, autocast: Any, device: Any) 
     """Return the products of square matrices."""
     product = product_in(autocast, device)
 
-    def associative_scan_mm(xs: Any, island: bool) -> Any:
+    def associative_scan_mm(xs: Any, island: bool, dtype: Any = None) -> Any:
         def combine(x: Any, y: Any) -> Any:
-            return product(x, y, island).to(x.dtype)
+            return product(x, y, island, dtype).to(x.dtype)
 
         return associative_scan(combine, xs, 0, combine_mode="generic")
 

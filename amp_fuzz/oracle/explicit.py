@@ -257,6 +257,9 @@ class _Writer:
         given = set(uses(node))
         dtypes = Counter(str(c.new) for call in touched for c in call.casts)
         tried = [d for d, _ in dtypes.most_common()] or ["torch.float32"]
+        if CATALOGUE[node.op].family == "control_flow":  # it casts in the function that it is given
+            inside = DType(tried[0].removeprefix("torch."))
+            ways.append(lambda s: [msgspec.structs.replace(s, kwargs=(("dtype", inside),))])
         old = {str(c.old).removeprefix("torch.") for call in touched for c in call.casts}
         cached = {
             names[c.source]

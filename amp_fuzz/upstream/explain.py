@@ -133,13 +133,24 @@ class Explainer:
         entries = [k for k in entries if may(k.quirk, trial.case)]
         return sorted(entries, key=lambda k: (k.general, not (k.general or k.ops)))
 
-    def _remedied(self, trial: Trial, found: Divergence) -> str:
-        """Return the id of the entry whose library makes the difference, and of others, or ""."""
+    def _remedied(self, trial: Trial, found: Divergence, without: tuple[str, ...] = ()) -> str:
+        """Return the id of the entry whose library makes the difference, and of others, or "".
+
+        without: the parts without which torch runs already.
+        """
         ops = [s.op for s in statements(trial.case.program.body)]
+
+        def explained(entry: Known) -> str:
+            def rest(again: Trial, left: Divergence) -> str:
+                more = (*without, entry.without)
+                return self.ids(again, left) or self._remedied(again, left, more)
+
+            return Remedied(entry, rest).explains(trial, found)
+
         entries = self.listed.speaking(trial, found, ops)
         entries = (k for k in entries if k.without and has(trial.case, k.without))
-        remedies = (Remedied(k, self.ids) for k in entries)
-        return next(filter(None, (remedy.explains(trial, found) for remedy in remedies)), "")
+        tried = (explained(k) for k in entries if k.without not in without)
+        return next(filter(None, tried), "")
 
 
 @dataclass(slots=True)

@@ -134,7 +134,7 @@ def _without_islands() -> AbstractContextManager[None]:
         import torch
 
         apart = _uncast()
-        return lambda x, y, island: apart(x, y) if island else torch.mm(x, y)
+        return lambda x, y, island, dtype: apart(x, y) if island else torch.mm(x, y)
 
     return patched(control_flow, "product_in", product_in)
 

@@ -14,11 +14,14 @@ import torch
 from amp_fuzz.backends import Backend, backends
 from amp_fuzz.backends.compile import CompileBackend
 from amp_fuzz.backends.harness import quiet
+from amp_fuzz.cases.build import BF16, F16
 from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.program import DType, statements
 from amp_fuzz.catalogue import select
 from amp_fuzz.findings.repro.script import repro
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.oracle.judge import Verdict
+from amp_fuzz.oracle.trial import Trial
 from amp_fuzz.patching import patched
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
@@ -78,3 +81,32 @@ def test_a_script_calls_torchs_own(tmp_path: Path) -> None:
     assert "from torch._higher_order_ops.while_loop import while_loop\n" in path.read_text()
     ran = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("name", brief(PLAIN, "scan_mm"))
+def test_the_explicit_program_casts_in_the_body(name: str) -> None:
+    made = Trial.of(PLAIN[name], CompileBackend("eager")).explicit()
+    assert made is not None
+    assert not made.kept
+    (only,) = statements(made.case.program.body)
+    assert only.kwargs == (("dtype", DType("bfloat16")),)
+
+
+@contextmanager
+def doubled() -> Iterator[None]:
+    """Double what `torch.cond` returns."""
+    honest = torch.cond
+    with patched(torch, "cond", lambda *args: 2 * honest(*args)):
+        yield
+
+
+def test_a_body_that_is_wrong_without_autocast_too_is_the_backends_own() -> None:
+    assert judged(Seeded("eager", patches=doubled), PLAIN["cond_mm"]).outcome == "backend"
+
+
+def test_two_bugs_that_go_with_two_parts_of_torch_are_explained_together() -> None:
+    scan = call("scan_mm", "w0", "w1", True, to="v0 v1")
+    both = case([_SQUARE, _STACK], call("mm", "w0", "w0", to="v2"), scan, contexts=(F16,))
+    both = both.with_plan(later=((BF16,),), reuse="region")
+    verdict = judged(CompileBackend("aot_eager"), both)
+    assert set(verdict.known.split("+")) == {"compile-body-island", "compile-region-state"}
