@@ -7,7 +7,7 @@ This module imports neither torch nor Hypothesis, and nothing that it reads is e
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -35,6 +35,8 @@ from amp_fuzz.cases.program import (
     check_context,
     regions,
     show_context,
+    statements,
+    substituted,
     transform,
     unwrapped,
 )
@@ -360,11 +362,53 @@ def bare(case: Case) -> Case:
     )
 
 
+def unentered(case: Case) -> Case:
+    """Return the case without autocast contexts, its program entered as far as it is with them."""
+    return bare(case).with_plan(entry=_UNENTERED.get(case.plan.entry, case.plan.entry))
+
+
+_UNENTERED: Mapping[Entry, Entry] = {
+    "decorator": "context",
+    "custom_fwd": "function",
+    "cast_inputs": "function",
+    "setup_context": "function_apart",
+    "register_autocast": "custom_op",
+}
+
+
 def each_call(case: Case) -> dict[str, Case]:
     """Return each call of a case with later ones alone, by the prefix of its labels."""
     around: dict[str, tuple[Around, ...]] = {"": case.plan.contexts}
     around |= {f"later{i}.": contexts for i, contexts in enumerate(case.plan.later)}
     return {prefix: _call(case, contexts) for prefix, contexts in around.items()}
+
+
+def in_a_row(case: Case) -> tuple[Case, dict[str, str]]:
+    """Return a case whose program makes each call of a case, and the name there of each label.
+
+    Raises `ProgramError` if contexts are in too many others.
+    """
+    body: list[Node] = []
+    outputs: list[str] = []
+    names: dict[str, str] = {}
+    for i, (prefix, call) in enumerate(each_call(case).items()):
+        made = [n for s in statements(call.program.body) for n in s.outputs if n != "_"]
+        here = {n: f"v{70 + i}{n[1:]:0>4}" for n in made}
+
+        def renamed(node: Statement, here: dict[str, str] = here) -> tuple[Statement]:
+            outputs = tuple(here.get(n, n) for n in node.outputs)
+            return (msgspec.structs.replace(substituted(node, here), outputs=outputs),)
+
+        part = transform(call.program.body, statement=renamed)
+        for context in reversed(call.plan.contexts):
+            part = (Region(context, part),)
+        body += part
+        outputs += [here.get(n, n) for n in call.program.outputs]
+        names |= {prefix + n: here[n] for n in made}
+    row = case.with_program(body=tuple(body), outputs=tuple(outputs))
+    row = row.with_plan(contexts=(), later=(), reuse="calls")
+    row.program.check()
+    return row, names
 
 
 def _call(case: Case, around: tuple[Around, ...]) -> Case:

@@ -20,8 +20,8 @@ import torch
 
 from amp_fuzz.backends.base import unsupported
 from amp_fuzz.backends.harness import Observation
-from amp_fuzz.cases.case import Case, each_call
-from amp_fuzz.cases.program import FP8, Autocast, Node, Statement, regions
+from amp_fuzz.cases.case import Case, each_call, in_a_row
+from amp_fuzz.cases.program import FP8, Autocast, Node, ProgramError, Statement, regions
 from amp_fuzz.oracle.compare import Divergence, same
 from amp_fuzz.oracle.errors import alike
 from amp_fuzz.oracle.labels import named, tainted
@@ -109,7 +109,8 @@ def _by_call(trial: Trial) -> Own:
     """Return which part of a divergence the backend shows without autocast, of several calls.
 
     There is no explicit program of calls that are cast in different ways. So what a call shows
-    alone is asked of that call, and what it does not is asked of the case without autocast.
+    alone is asked of that call, and what it does not is asked of the case without autocast, and of
+    a program that makes the calls in a row: a compiler may get only both wrong.
     """
     values = _values(trial)
     asked = _Asked(trial, None, frozenset(), frozenset())
@@ -134,7 +135,29 @@ def _by_call(trial: Trial) -> Own:
             labels |= {one.where} if same and label in part.labels else set()
     # Of all calls together, a gradient is what it should be if their values are.
     labels |= {one.where for one in values if alike and one.where in gradients}
-    return Own(frozenset(labels), raises, state - left)
+    asked_all = raises == _ends(trial) and labels.issuperset(one.where for one in values)
+    if trial.case.plan.reuse == "calls" or asked_all:
+        return Own(frozenset(labels), raises, state - left)
+    return Own(frozenset(labels), raises, state - left) | _in_a_row(trial, values)
+
+
+def _in_a_row(trial: Trial, values: Sequence[Divergence]) -> Own:
+    """Return which part the backend shows without autocast in a program of all calls in a row."""
+    try:
+        case, names = in_a_row(trial.case)
+    except ProgramError:  # too many contexts in one another
+        return NONE
+    row = trial.beside(case, trial.refer(case))
+    found = row.compare()
+    part = NONE if found is None else own(row, found)
+    labels = {one.where: names.get(one.where, one.where) for one in values}
+    same = {
+        one.where
+        for one in values
+        if labels[one.where] in part.labels and _same(trial, row, one, labels[one.where])
+    }
+    raises = part.raises and _ends(trial) and _alike(trial.observed, row.observed)
+    return Own(frozenset(same), raises)
 
 
 def _wrong(trial: Trial, kept: frozenset[str], values: Sequence[Divergence]) -> frozenset[str]:

@@ -20,7 +20,7 @@ from amp_fuzz import reference
 from amp_fuzz.backends import harness
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.backends.reference import ReferenceRuntime, surrounded
-from amp_fuzz.cases.case import Case, Entry, bare, uses_autocast
+from amp_fuzz.cases.case import Case, unentered, uses_autocast
 from amp_fuzz.cases.program import (
     FLOAT_DTYPES,
     Autocast,
@@ -133,24 +133,11 @@ def _all(case: Case) -> Case:
 
 def _unwrapped(case: Case) -> Case | None:
     """Return a case with the plan of one without autocast, its program as it is; None: no such."""
-    plan = case.plan
     if not uses_autocast(case):
         return None
-    return bare(case).with_program(body=case.program.body).with_plan(entry=_ENTRIES[plan.entry])
+    return unentered(case).with_program(body=case.program.body)
 
 
-# How a program is entered by name, with autocast and without.
-_ENTRIES: Mapping[Entry, Entry] = {
-    "context": "context",
-    "decorator": "context",
-    "function": "function",
-    "function_apart": "function_apart",
-    "custom_fwd": "function",
-    "cast_inputs": "function",
-    "setup_context": "function_apart",
-    "custom_op": "custom_op",
-    "register_autocast": "custom_op",
-}
 _FRESH = "v9000"
 
 

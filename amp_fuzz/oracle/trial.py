@@ -15,7 +15,7 @@ from amp_fuzz.backends import Backend
 from amp_fuzz.backends.base import kernels_of, mixes, shadows_of, unsupported
 from amp_fuzz.backends.determinism import Spread
 from amp_fuzz.backends.harness import Observation
-from amp_fuzz.cases.case import Case, bare, single
+from amp_fuzz.cases.case import Case, single, unentered
 from amp_fuzz.cases.program import returning_all
 from amp_fuzz.oracle import gauge
 from amp_fuzz.oracle.attribution import NONE, Own
@@ -163,7 +163,7 @@ class Trial:
 
         A case that only runs under autocast, because its operands have two dtypes, runs in float32.
         """
-        plain, alone = bare(self.case), replace(self, ways=nullcontext)  # no casts, no pass
+        plain, alone = unentered(self.case), replace(self, ways=nullcontext)  # no casts, no pass
         expected = alone.refer(plain)
         if expected.raised and raised(expected) != raised(self.refer(self.case)):
             plain = single(plain)

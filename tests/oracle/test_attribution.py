@@ -14,7 +14,7 @@ import torch
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.eager import EagerBackend
 from amp_fuzz.backends.harness import Observation, Raised, bits, quiet
-from amp_fuzz.cases.case import Case, bare, uses_autocast
+from amp_fuzz.cases.case import CUSTOM_OPS, Case, bare, uses_autocast
 from amp_fuzz.cases.program import (
     Autocast,
     AutocastDType,
@@ -722,3 +722,38 @@ def test_a_gradient_is_one_calls_own_only_if_each_value_is_what_its_call_gives()
 
     assert own_of(gradient) == {"w1.grad"}
     assert own_of(both(gradient, times(2, "later0.v0"))) == frozenset()
+
+
+def test_what_only_calls_in_a_row_show_is_the_backends_if_they_do_without_autocast() -> None:
+    """A compiler that is given one function with all calls gets wrong what no call has alone."""
+    row = times(2, "later0.v1", "v710001")
+
+    def together(fault: Fault) -> Fault:
+        def in_one_graph(one: Case, seen: Observation) -> None:
+            if one.plan.later or len(list(statements(one.program.body))) > 2:
+                if one.plan.later and not uses_autocast(one):  # the bare case
+                    return
+                fault(one, seen)
+
+        return in_one_graph
+
+    graph = SEVERAL.with_plan(reuse="graph")
+    for fault in (row, raising("no kernel")):
+        assert judged(together(fault), graph).outcome == "backend"
+        assert judged(under_autocast(together(fault)), graph).outcome == "diverged"
+        assert judged(together(fault), SEVERAL).outcome == "diverged", "each call is a graph"
+    assert judged(together(both(row, times(2, "later1.v1"))), graph).outcome == "diverged"
+
+
+def test_without_autocast_a_custom_op_stays_one() -> None:
+    """Its calls have inputs of two dtypes, so there is no explicit program."""
+    half = x("x0", 2, 2, dtype="float16")
+    one = case([half], call("relu", "x0"), entry="register_autocast", calls=2, backward="none")
+
+    def in_op(one: Case, seen: Observation) -> None:
+        if one.plan.entry in CUSTOM_OPS:
+            times(2, "call1.v0")(one, seen)
+
+    assert Trial.of(one, eager()).explicit() is None
+    assert judged(in_op, one).outcome == "backend"
+    assert judged(under_autocast(in_op), one).outcome == "diverged"

@@ -24,6 +24,7 @@ from amp_fuzz.cases.case import (
     Plan,
     bare,
     each_call,
+    in_a_row,
     load,
     loads,
     map_autocast,
@@ -412,6 +413,22 @@ def test_each_call_alone_has_what_is_around_it() -> None:
     # A default dtype is of one device.
     assert list(regions(fourth.program.body)) == [F16, other]
     assert list(each_call(one)) == ["", "later0.", "later1.", "later2."]
+
+
+def test_calls_in_a_row_are_one_program() -> None:
+    relu = call("relu", "v0", to="v1")
+    one = case([x("x0", 2, 2)], call("mm", "x0", "x0"), under(F16, relu), later=((NoGrad(), BF16),))
+    row, names = in_a_row(one.with_plan(reuse="graph"))
+    first = call("mm", "x0", "x0", to="v700000"), under(F16, call("relu", "v700000", to="v700001"))
+    then = call("mm", "x0", "x0", to="v710000"), under(F16, call("relu", "v710000", to="v710001"))
+    body = under(BF16, *first), under(BF16, under(NoGrad(), *then))
+    assert row == case([x("x0", 2, 2)], *body, contexts=())
+    assert names == {
+        "v0": "v700000",
+        "v1": "v700001",
+        "later0.v0": "v710000",
+        "later0.v1": "v710001",
+    }
 
 
 @given(st.sampled_from(["cpu", "cuda", "mtia"]).flatmap(lambda d: plans(device=d)))
