@@ -8,6 +8,7 @@ reference then gives the same values. Otherwise that statement alone stays under
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
@@ -144,15 +145,17 @@ _FRESH = "v9000"
 def _unlike(
     whole: Observation, made: Observation, writer: _Writer, changing: Set[str], *, values: bool
 ) -> int | None:
-    """Return the number of the first statement whose value differs, or None if none does."""
+    """Return the number of the first statement whose value differs or that raises, or None."""
 
     def skipped(label: str) -> bool:
         return label.endswith(".grad") or named(label) in changing
 
     found = compare(whole, made, values=values, skip=skipped)
-    if found is None or found.kind in ("raise", "state"):
+    if found is not None and found.kind not in ("raise", "state"):
+        return writer.made.get(named(found.where), -1)
+    if made.raised is None or whole.raised is not None:
         return None
-    return writer.made.get(named(found.where), -1)
+    return writer.made.get(re.split(" = |, ", made.raised.text)[0], -1)
 
 
 @dataclass(slots=True)

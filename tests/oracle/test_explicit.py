@@ -228,3 +228,12 @@ def test_a_program_that_would_nest_too_deeply_has_no_explicit_one(
 
     monkeypatch.setattr(module, "check", refuse)
     assert explicit(case(SQUARES, MM)) is None
+
+
+def test_a_statement_that_raises_once_its_inputs_are_cast_stays_under_autocast() -> None:
+    """The inverse is cast to float32 inside, the products to bfloat16."""
+    inverse = call("matrix_power.negative", "x0", -2, to="v1")
+    made = explicit(case(SQUARES, MM, inverse))
+    assert made is not None
+    assert made.expected.raised is None
+    assert made.kept == {"v1"}
