@@ -21,7 +21,17 @@ import torch
 from amp_fuzz.backends.base import unsupported
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.cases.case import Case, each_call, in_a_row
-from amp_fuzz.cases.program import FP8, Autocast, Node, ProgramError, Statement, regions
+from amp_fuzz.cases.program import (
+    FP8,
+    Autocast,
+    Node,
+    ProgramError,
+    Region,
+    Statement,
+    regions,
+    transform,
+    uses,
+)
 from amp_fuzz.oracle.compare import Divergence, same
 from amp_fuzz.oracle.errors import alike
 from amp_fuzz.oracle.labels import named, tainted
@@ -98,11 +108,35 @@ def own(trial: Trial, found: Divergence) -> Own:
     values = _values(trial)
     asked = _Asked(trial, other, kept, _wrong(trial, kept, values))
     labels = frozenset(one.where for one in values if asked.shows(one))
+    labels |= _beside_kept(asked, [one for one in values if one.where not in labels])
     state = _parts(trial.observed) - _parts(trial.expected)
     if state:  # without any autocast, what is left of it is autocast's all the same
         known = other is not None and not plain.expected.kernels
         state &= _parts(plain.observed) if known else frozenset()
     return Own(labels, _ends(trial) and asked.raises(), state)
+
+
+def _beside_kept(asked: _Asked, values: Sequence[Divergence]) -> frozenset[str]:
+    """Return the labels that do not depend on what stays under autocast, and are the backend's own.
+
+    The explicit program is asked without that.
+    """
+    trial, other = asked.trial, asked.other
+    if other is None or not asked.kept:
+        return frozenset()
+    gone = set[str]().union(*(tainted(other.case, name) for name in asked.kept))
+    values = [one for one in values if named(one.where) not in gone]
+    outputs = tuple(name for name in other.case.program.outputs if name not in gone)
+    if not values or not outputs:
+        return frozenset()
+    body = transform(
+        other.case.program.body,
+        statement=lambda node: () if gone & {*node.outputs, *uses(node)} else (node,),
+        region=lambda node, body: (Region(node.context, body),) if body else (),
+    )
+    rest = other.case.with_program(body=body, outputs=outputs)
+    alone = _Asked(trial, trial.beside(rest, trial.refer(rest)), frozenset(), frozenset())
+    return frozenset(one.where for one in values if alone.shows(one))
 
 
 def _by_call(trial: Trial) -> Own:

@@ -757,3 +757,23 @@ def test_without_autocast_a_custom_op_stays_one() -> None:
     assert Trial.of(one, eager()).explicit() is None
     assert judged(in_op, one).outcome == "backend"
     assert judged(under_autocast(in_op), one).outcome == "diverged"
+
+
+def test_what_does_not_depend_on_what_stays_under_autocast_is_asked_without_it() -> None:
+    inverse = call("matrix_power.negative", "w2", -2)
+    one = case([x("w1", 2, 2), x("w2", 2, 2)], inverse, call("neg", "w1", to="v1"))
+
+    def but_bare(*labels: str, alone: bool = True) -> Fault:
+        def fault(one: Case, seen: Observation) -> None:
+            apart = [s.op for s in statements(one.program.body)] == ["neg"]
+            if uses_autocast(one) or (apart and alone):
+                times(2, *labels)(one, seen)
+
+        return fault
+
+    explicit = Trial.of(one, eager()).explicit()
+    assert explicit is not None
+    assert explicit.kept == {"v0"}
+    assert judged(but_bare("w1.grad"), one).outcome == "backend"
+    assert judged(but_bare("w1.grad", alone=False), one).outcome == "diverged"
+    assert judged(but_bare("w2.grad"), one).outcome == "diverged", "through what stays"
