@@ -191,7 +191,19 @@ def _in_a_row(trial: Trial, values: Sequence[Divergence]) -> Own:
         if labels[one.where] in part.labels and _same(trial, row, one, labels[one.where])
     }
     raises = part.raises and _ends(trial) and _alike(trial.observed, row.observed)
-    return Own(frozenset(same), raises)
+    return Own(frozenset(same), raises or (_ends(trial) and _raises_again(trial)))
+
+
+def _raises_again(trial: Trial) -> bool:
+    """Return whether the explicit program of the first call, called as often, ends as the case."""
+    plan = trial.case.plan
+    first = each_call(trial.case)[""]
+    program = trial.beside(first, trial.refer(first)).explicit()
+    if program is None or program.kept:
+        return False
+    again = program.case.with_plan(later=((),) * len(plan.later), reuse=plan.reuse)
+    other = trial.beside(again, trial.refer(again))
+    return _alike(trial.expected, other.expected) and _alike(trial.observed, other.observed)
 
 
 def _wrong(trial: Trial, kept: frozenset[str], values: Sequence[Divergence]) -> frozenset[str]:

@@ -777,3 +777,15 @@ def test_what_does_not_depend_on_what_stays_under_autocast_is_asked_without_it()
     assert judged(but_bare("w1.grad"), one).outcome == "backend"
     assert judged(but_bare("w1.grad", alone=False), one).outcome == "diverged"
     assert judged(but_bare("w2.grad"), one).outcome == "diverged", "through what stays"
+
+
+def test_an_error_of_calls_in_one_graph_may_come_with_the_casts_of_the_first() -> None:
+    graph = SEVERAL.with_plan(reuse="graph")
+
+    def several(one: Case, seen: Observation) -> None:
+        cast = any(s.op == "to.dtype" for s in statements(one.program.body))
+        if one.plan.later and (cast or uses_autocast(one)):
+            raising("no kernel")(one, seen)
+
+    assert judged(several, graph).outcome == "backend"
+    assert judged(under_autocast(several), graph).outcome == "diverged"
