@@ -78,7 +78,8 @@ class ExportBackend(TorchRepros, TorchBackend):
         first or later call under another mode, no other thread, no function transforms, and no pass
         that is interrupted outside of a function that disables autocast. Decomposed, it only
         infers. A selective checkpoint's modes would see the export, or be traced in it. Strict, it
-        has no checkpoints: their graphs are not traced again (``_checkpoint_context_fn``).
+        has no checkpoints: their graphs are not traced again (``_checkpoint_context_fn``). It takes
+        weights of the dtypes of its first call.
         """
         case = unselective(case)
         case = inferring(case) if self.decomposed else case
@@ -88,6 +89,8 @@ class ExportBackend(TorchRepros, TorchBackend):
         if case.plan.entry == "cast_inputs":
             case = case.with_plan(interrupted=False)
         case = case.with_plan(first_pass="none", transform="none", thread="none")
+        if case.plan.update == "cast":
+            case = case.with_plan(update="data")
         return unbroken(case.with_plan(later=(), reuse="calls"))
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:

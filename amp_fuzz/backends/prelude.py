@@ -19,10 +19,12 @@ __all__ = [
     "as_function",
     "as_function_apart",
     "autocast_dtype",
+    "copy_halves",
     "cotangent",
     "decided",
     "exported",
     "forward_ad",
+    "freeze",
     "frozen",
     "half_by_product",
     "halved",
@@ -31,8 +33,11 @@ __all__ = [
     "module_of",
     "nudge",
     "optimised",
+    "recast",
     "recompute",
+    "renewed",
     "saving_products",
+    "set_data",
     "sums",
     "total",
     "traced",
@@ -69,6 +74,39 @@ def nudge(weights):  # type: ignore[no-untyped-def]
 def halved(x):  # type: ignore[no-untyped-def]
     """Return other values of the same kind: half of each. Integers stay."""
     return x * 0.5 if x.is_floating_point() or x.is_complex() else x
+
+
+def copy_halves(weights):  # type: ignore[no-untyped-def]
+    """Copy half of each weight into it, unseen by its version counter."""
+    for weight in weights:
+        weight.data.copy_(halved(weight.detach()))  # type: ignore[no-untyped-call]
+
+
+def set_data(weights):  # type: ignore[no-untyped-def]
+    """Give each weight other memory, with half of its values."""
+    for weight in weights:
+        weight.data = halved(weight.detach())  # type: ignore[no-untyped-call]
+
+
+def recast(weights):  # type: ignore[no-untyped-def]
+    """Give each weight half of its values in another dtype, as Module.to does."""
+    for weight in weights:
+        half = halved(weight.detach())  # type: ignore[no-untyped-call]
+        other = torch.bfloat16 if half.dtype is torch.float32 else torch.float32
+        weight.data = half if half.is_complex() else half.to(other)
+
+
+def renewed(weight):  # type: ignore[no-untyped-def]
+    """Return a new leaf with half of a weight's values."""
+    half = halved(weight.detach())  # type: ignore[no-untyped-call]
+    return half.requires_grad_()
+
+
+def freeze(weights):  # type: ignore[no-untyped-def]
+    """Halve the weights in place; every other one requires grad no more, or again."""
+    nudge(weights)  # type: ignore[no-untyped-call]
+    for weight in weights[::2]:
+        weight.requires_grad_(not weight.requires_grad)
 
 
 def half_by_product(grad):  # type: ignore[no-untyped-def]

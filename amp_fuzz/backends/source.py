@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from amp_fuzz.cases.case import CUSTOM_OPS, Case
+from amp_fuzz.cases.case import CUSTOM_OPS, Case, Update
 from amp_fuzz.cases.program import (
     FP8,
     Arg,
@@ -63,6 +63,14 @@ _FUNCTIONS: Mapping[str, str] = {
 """The source of an entry's ``autograd.Function`` or custom op around a program."""
 _SELECTIVE = ", context_fn=saving_products"
 _HOOKS: Mapping[str, str] = {"tensor": "with_hook", "accumulated": "with_post_hook"}
+_UPDATES: Mapping[Update, str] = {
+    "in_place": "nudge",
+    "copied": "copy_halves",
+    "data": "set_data",
+    "cast": "recast",
+    "frozen": "freeze",
+}
+"""The function that changes the weights after a step."""
 
 
 def argument(arg: Arg) -> str:
@@ -586,6 +594,11 @@ class _Driver:
             self.put(f"{_INDENT}scaler.update()")
             for weight in self.weights:
                 self.put(f'observe("{prefix}{weight}.updated", {weight})')
+        elif self.plan.update == "replaced":
+            for weight in self.weights:
+                self.put(f"{weight} = renewed({weight})")
+            self.put(f"weights = [{', '.join(self.weights)}]")
+            return
         else:
-            self.put("nudge(weights)")
+            self.put(f"{_UPDATES[self.plan.update]}(weights)")
         self.clear()

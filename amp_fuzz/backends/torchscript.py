@@ -143,6 +143,7 @@ class ScriptBackend(TorchRepros, TorchBackend):
         by their bodies. A non-reentrant checkpoint ends its recomputation by an exception, which
         TorchScript turns into another, so checkpoints are reentrant here. Function transforms are
         left out. A frozen module has no gradients, and keeps the casts of the thread that froze it.
+        A trace keeps the dtypes of its weights, and a traced module its weights.
         """
         body = unwrapped(case.program.body, _UNSAYABLE[self.mode])
         case = case.with_program(body=body).with_plan(transform="none", later=(), reuse="calls")
@@ -150,6 +151,10 @@ class ScriptBackend(TorchRepros, TorchBackend):
             case = case.with_plan(entry="context")  # its weights are copies
         if case.plan.checkpoint in ("non_reentrant", "selective"):
             case = case.with_plan(checkpoint="reentrant")
+        if case.plan.update == "cast" and self.mode == "trace":
+            case = case.with_plan(update="data")
+        if case.plan.update == "replaced" and self.check:
+            case = case.with_plan(update="data")
         if self.freeze:
             thread = "whole" if case.plan.thread == "whole" else "none"
             case = inferring(case).with_plan(thread=thread)

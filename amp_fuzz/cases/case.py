@@ -53,6 +53,7 @@ __all__ = [
     "Precision",
     "Reuse",
     "Transform",
+    "Update",
     "load",
     "loads",
 ]
@@ -92,6 +93,7 @@ Transform: TypeAlias = Literal[
 ]
 Precision: TypeAlias = Literal["default", "high", "highest"]
 Reuse: TypeAlias = Literal["calls", "graph", "region"]
+Update: TypeAlias = Literal["in_place", "copied", "data", "cast", "replaced", "frozen"]
 
 
 class CaseError(ValueError):
@@ -112,7 +114,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ``custom_fwd`` and ``setup_context`` without the decorators: they need no autocast.
     backward: where the backward pass runs; ``under`` means under `backward_context`.
     second: what follows: another backward over the retained graph, or a double backward.
-    steps: training steps with an in-place weight update after each; `loop` says whether the steps
+    steps: training steps with an update of the weights after each; `loop` says whether the steps
         and micro-batches share one context or enter it anew.
     first_pass: a forward pass in the same context first, under that mode.
     calls: how often the program is called in the context; the later calls are observed too. A
@@ -147,6 +149,11 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         (`torch.Tensor.register_hook`), ``accumulated`` after that
         (`register_post_accumulate_grad_hook`). Each replaces it by half of it, computed by a
         product, which the autocast around the backward pass casts.
+    update: how a step halves the weights. ``in_place`` multiplies them; ``copied`` copies into
+        ``weight.data``, which no version counter sees. ``data`` sets ``weight.data`` to other
+        memory, and ``cast`` to that of another dtype, as ``Module.to`` does. ``replaced`` has new
+        leaves in place of the old ones, as ``load_state_dict(assign=True)`` has. ``frozen`` also
+        turns ``requires_grad`` of every other weight off, or on again.
     """
 
     contexts: tuple[Autocast, ...] = (Autocast(dtype="bfloat16"),)
@@ -170,6 +177,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     settings: tuple[str, ...] = ()
     micro_batches: int = 1
     hook: Literal["none", "tensor", "accumulated"] = "none"
+    update: Update = "in_place"
 
     def __str__(self) -> str:
         contexts = _shown(self.contexts)
@@ -205,6 +213,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if self.micro_batches > 1 and self.second != "none":
             raise ProgramError(f"$.micro_batches={self.micro_batches} needs second='none'")
+        if self.update != "in_place" and (self.steps == 1 or self.scaler or self.hook != "none"):
+            raise ProgramError(f"$.update={self.update!r} needs steps, and no scaler or hook")
         if self.entry not in _BARE and not self.contexts:
             raise ProgramError(f"$.entry={self.entry!r} needs a context")
         if unknown := [line for line in self.settings if line not in SETTINGS]:
@@ -261,6 +271,7 @@ _LATER = (
     b',"settings":[]',
     b',"micro_batches":1',
     b',"hook":"none"',
+    b',"update":"in_place"',
     b',"selective":false',
     b',"values":""',
     b',"device":""',
@@ -450,6 +461,7 @@ def inferring(case: Case) -> Case:
         interrupted=False,
         micro_batches=1,
         hook="none",
+        update="in_place",
     )
 
 

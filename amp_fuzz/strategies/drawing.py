@@ -8,12 +8,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import msgspec
 import torch
 
-from amp_fuzz.cases.case import Case, Plan, Precision, Reuse
+from amp_fuzz.cases.case import Case, Plan, Precision, Reuse, Update
 from amp_fuzz.cases.program import (
     FP8,
     Around,
@@ -179,7 +179,7 @@ def draw_plan(source: Bytes, device: str, *, trains: bool = True, transforms: bo
     table = entering if not transforms else _TRAINING if trains else _INFERRING
     for i in digits(source, len(table), len(table)):
         changes |= table[i][integer(source, len(table[i]))]
-    return _consistent(plan, changes)
+    return _updating(source, _consistent(plan, changes))
 
 
 _Options: TypeAlias = Sequence[Mapping[str, object]]
@@ -215,8 +215,7 @@ def _ingredients(transform: _Options, again: _Options) -> Sequence[_Options]:
 _AGAIN: _Options = (
     {"second": "retain"},
     {"second": "double"},
-    {"steps": 2},
-    {"steps": 2, "loop": "inside"},
+    *({"steps": 2}, {"steps": 2, "loop": "inside"}) * 2,
     {"micro_batches": 2},
     {"micro_batches": 2, "loop": "inside"},
     {"hook": "tensor"},
@@ -270,6 +269,20 @@ def _consistent(plan: Plan, changes: dict[str, object]) -> Plan:
     if plan.scaler and plan.second != "none":
         plan = msgspec.structs.replace(plan, second="none")
     return plan if plan.transform == "none" else _alone(plan)
+
+
+_UPDATES: Sequence[Update] = get_args(Update)
+
+
+def _updating(source: Bytes, plan: Plan) -> Plan:
+    """Return a plan of several steps with another update of weights; half stay."""
+    if plan.steps == 1 or plan.scaler or plan.hook != "none":
+        return plan
+    which, more = digits(source, 2 * len(_UPDATES), 2)
+    update = _UPDATES[max(which - len(_UPDATES), 0)]
+    second = "none" if update == "frozen" and plan.second == "double" else plan.second
+    steps = 2 if update == "in_place" else 2 + more
+    return msgspec.structs.replace(plan, steps=steps, update=update, second=second)
 
 
 def _alone(plan: Plan) -> Plan:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from amp_fuzz.backends import backends
 from amp_fuzz.backends.harness import quiet
+from amp_fuzz.cases.case import Update
 from amp_fuzz.cases.program import Around, Autocast, AutocastDType, NoGrad
 from amp_fuzz.upstream import shipped
 from amp_fuzz.upstream.explain import judge_of
@@ -42,6 +43,8 @@ PLANS: tuple[dict[str, Any], ...] = (
     {"second": "retain"},
     {"second": "double"},
     {"steps": 2},
+    *({"steps": 3, "update": update} for update in get_args(Update)),
+    {"steps": 2, "update": "frozen", "backward": "under", "backward_context": F16},
     {"calls": 2},
     {"micro_batches": 2},
     {"micro_batches": 2, "loop": "inside", "backward": "inside"},

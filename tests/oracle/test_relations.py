@@ -199,6 +199,7 @@ def test_other_variants_agree_bit_for_bit_however_long_a_cast_lives(
     name: str, body: Sequence[Statement]
 ) -> None:
     plans: list[dict[str, object]] = [*PLANS, {"micro_batches": 2}, {"hook": "tensor"}]
+    plans += [{"steps": 2, "update": update} for update in ("data", "replaced", "frozen")]
     if name == "transform":
         plans = [{"transform": t} for t in ("grad", "vmap_grad")]
     for plan in plans:

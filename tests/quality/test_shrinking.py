@@ -173,6 +173,8 @@ def test_the_smallest_plan_is_the_default() -> None:
         ("micro_batches", 2),
         ("hook", "tensor"),
         ("hook", "accumulated"),
+        ("update", "data"),
+        ("update", "frozen"),
         ("first_pass", "no_grad"),
         ("first_pass", "inference_mode"),
         ("calls", 2),

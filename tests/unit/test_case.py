@@ -342,6 +342,9 @@ def test_a_damaged_file_is_an_error_of_one_line_or_source_that_compiles() -> Non
         (Plan(backward="none", hook="tensor"), "leaves nothing for second, steps, scaler"),
         (Plan(micro_batches=9), "$.micro_batches=9: use 1 to 8"),
         (Plan(micro_batches=2, second="retain"), "$.micro_batches=2 needs second='none'"),
+        (Plan(update="data"), "$.update='data' needs steps, and no scaler or hook"),
+        (Plan(update="cast", steps=2, scaler=True), "needs steps, and no scaler or hook"),
+        (Plan(update="frozen", steps=2, hook="tensor"), "needs steps, and no scaler or hook"),
         (Plan(contexts=(), entry="decorator"), "$.entry='decorator' needs a context"),
         (Plan(contexts=(BF16, Autocast(dtype="int8"))), "$.contexts[1].dtype='int8'"),
         (

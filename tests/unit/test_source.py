@@ -11,7 +11,7 @@ import torch
 
 from amp_fuzz import catalogue
 from amp_fuzz.backends.source import argument, case_source, driver_source, program_source
-from amp_fuzz.cases.case import loads
+from amp_fuzz.cases.case import Update, loads
 from amp_fuzz.cases.program import (
     Autocast,
     AutocastDType,
@@ -754,6 +754,24 @@ def test_a_case_without_weights_has_no_backward() -> None:
     text = driver_source(case([x("x0", 2, 2)], call("relu", "x0"), steps=2, second="retain"))
     assert "backward" not in text
     assert "nudge" not in text
+
+
+@pytest.mark.parametrize(
+    ("update", "lines"),
+    [
+        ("in_place", ["nudge(weights)", "w1.grad = None"]),
+        ("copied", ["copy_halves(weights)", "w1.grad = None"]),
+        ("data", ["set_data(weights)", "w1.grad = None"]),
+        ("cast", ["recast(weights)", "w1.grad = None"]),
+        ("replaced", ["w1 = renewed(w1)", "weights = [w1]"]),
+        ("frozen", ["freeze(weights)", "w1.grad = None"]),
+    ],
+)
+def test_a_step_ends_with_an_update_of_the_weights(update: Update, lines: list[str]) -> None:
+    one = case([x("x0", 2, 2), x("w1", 2, 2)], call("mm", "x0", "w1"), steps=2, update=update)
+    text = [line.strip() for line in driver_source(one).splitlines()]
+    first = text.index('observe("step0.w1.grad", w1.grad)')
+    assert text[first + 1 : first + 3] == text[-2:] == lines
 
 
 def test_without_weights_nothing_is_differentiated() -> None:

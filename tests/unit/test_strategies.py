@@ -273,6 +273,8 @@ PLANS = [
     ("later", ((Autocast(enabled=False),),)), ("later", ((NoGrad(), BF16),)),
     ("later", ((AutocastDType("float16"),),)), ("later", ((F16,), (F16,))),
     ("micro_batches", 2), ("hook", "tensor"), ("hook", "accumulated"),
+    ("update", "copied"), ("update", "data"), ("update", "cast"), ("update", "replaced"),
+    ("update", "frozen"),
 ]  # fmt: skip
 
 

@@ -122,6 +122,7 @@ class JaxBackend(TorchBackend):
             reuse="calls",
             micro_batches=1,
             hook="none",
+            update="in_place",
         )
 
     def run(self, cases: Sequence[Case]) -> list[Observation]:

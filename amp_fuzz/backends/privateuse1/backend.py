@@ -69,10 +69,12 @@ class PrivateUse1Backend(TorchRepros, TorchBackend):
     def fit(self, case: Case) -> Case:
         """Return the case as the device takes it, whatever device its policies are of.
 
-        It lacks the zeros of forward-mode AD (``aten::_efficientzerotensor``). If a selective
-        checkpoint raises in autograd's thread for the device, torch 2.13 ends the process
-        ("terminate called without an active exception").
+        It lacks the zeros of forward-mode AD (``aten::_efficientzerotensor``). If a checkpoint
+        raises in autograd's thread for the device, torch 2.13 ends the process ("terminate called
+        without an active exception"). Selective ones may, and those of weights of other dtypes.
         """
+        if case.plan.update == "cast":
+            case = case.with_plan(update="data")
         if case.plan.transform in ("jvp", "forward_ad", "jacfwd"):
             case = case.with_plan(transform="grad")
         return unselective(as_elsewhere(case))

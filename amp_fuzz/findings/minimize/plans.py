@@ -33,7 +33,8 @@ def _plans(plan: Plan) -> Iterator[Plan]:
             continue
         value = getattr(default, field.name)
         if getattr(plan, field.name) != value:
-            yield msgspec.structs.replace(plan, **{field.name: value})
+            alone = {"update": default.update} if field.name == "steps" else {}
+            yield msgspec.structs.replace(plan, **{field.name: value, **alone})
     for line in plan.settings if len(plan.settings) > 1 else ():
         yield msgspec.structs.replace(plan, settings=(line,))
     for name in ("steps", "calls", "micro_batches"):
