@@ -35,6 +35,7 @@ from amp_fuzz.backends.torchscript_autocast import (
     decompose_addmm,
     fallback_of,
     inline,
+    name_values,
     shown_casts,
     write_casts,
     write_casts_again,
@@ -602,6 +603,7 @@ class _Imitated(_Scripted):
             write_casts(graph, _ambient(), current, inlined)
         if self.how.casts and self.how.again:
             key = snapshot().contexts
+            name_values(graph)
             probe = graph.copy()
             decompose_addmm(probe)  # optimising does, and leaves its values without names
             self.graphs[key], self.probes[key] = graph, self.optimised(probe, PROBED)

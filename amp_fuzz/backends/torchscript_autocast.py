@@ -26,6 +26,7 @@ __all__ = [
     "fallback_of",
     "inline",
     "load_policies",
+    "name_values",
     "shown_casts",
     "write_casts",
     "write_casts_again",
@@ -132,15 +133,22 @@ def write_casts_again(graph: Any, ambient: Ambient, fallback: Fallback) -> None:
             writer.node(node, ambient)
 
 
+def name_values(graph: Any) -> None:
+    """Give each value of a graph a name of its own, by which it is found in an optimised copy.
+
+    A trace gives one name to a value and its casts, and none to what it returns.
+    """
+    made = (value for node in _nodes(graph) for value in node.outputs())
+    for value in [*graph.inputs(), *made]:
+        value.setDebugName(f"value_{value.unique()}")
+
+
 def decompose_addmm(graph: Any, names: Container[str] | None = None) -> None:
     """Make a product and a sum of each addmm without factors, in place, as TorchScript does.
 
     It does so where it optimises. names: of the results of those to decompose, by default all.
-    Results without a name get one.
     """
-    for number, node in enumerate([n for n in _nodes(graph) if n.kind() == "aten::addmm"]):
-        if not _name_of(node.output()):
-            node.output().setDebugName(f"addmm_{number}")
+    for node in [n for n in _nodes(graph) if n.kind() == "aten::addmm"]:
         bias, *pair, beta, alpha = node.inputs()
         name = _name_of(node.output())
         skipped = names is not None and name not in names
@@ -306,7 +314,8 @@ class _Writer:
         kind = value.type()
         if not isinstance(kind, torch._C.TensorType):
             return False
-        dtype = kind.dtype() if self.known is None else self.known.get(_name_of(value))
+        says = self.known is None or value.node().kind() == "prim::Constant"  # a number
+        dtype = kind.dtype() if says else (self.known or {}).get(_name_of(value))
         return dtype in (None, torch.float32)
 
     def constant(self, node: Any, value: bool | int) -> Any:

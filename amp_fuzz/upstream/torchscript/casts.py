@@ -119,7 +119,7 @@ regions: with `y = torch.mm(x, w)` and `z = y / -1.5` in the `no_grad` region, `
 profiled with, and is cast only if that is float32. No region is needed: whatever a differentiable
 graph makes requires grad ([torchscript-requires-grad]), so the next such graph is refused. A
 program that was traced or profiled under `no_grad` (the first pass of a reentrant checkpoint) and
-trains later falls back as a whole.
+trains later falls back as a whole, and so does one that trained and whose weights are frozen since.
 
 The bug shows only beside the casts of the documented pass. The reference runs the optimised graph of its own
 casts, asks torch's profiler which parts fell back, and casts those a second time.
@@ -287,6 +287,17 @@ BUGS = (
                     under(OFF, call("add", "x0", "v2", to="v3"), call("mean", "v3", to="v4")),
                     backward="none",
                     returns=["v0", "v4"],
+                ),
+            ),
+            Example(  # a trace that was profiled with a weight that is frozen since
+                "trace",
+                case(
+                    [x("w0", 2, 2, dtype="float16")],
+                    call("div.scalar", "w0", 2),
+                    call("mul", "w0", "v0", to="v1"),
+                    contexts=(F16,),
+                    steps=2,
+                    update="frozen",
                 ),
             ),
         ),
