@@ -139,11 +139,12 @@ class Facts:
     promise about results; "" if that is autocast's own. seen: a sentence on how a divergence was
     observed. compiles: whether each program is compiled, which takes seconds. reenters: whether
     what was compiled in one call serves a later call, under another autocast too. cached: whether
-    torch's caches are filled under another state first. partial: a
-    function that may raise for a callable regardless of autocast; such an error is no finding of a
-    check. library: the one that it needs besides torch. installs: what pip must install for scripts
-    that run it with amp-fuzz. scripts: whether a script without amp-fuzz can show a case. imports:
-    the modules that its library imports at the first call, where that takes seconds.
+    torch's caches are filled under another state first. saves: whether a program can be saved and
+    loaded. partial: a function that may raise for a callable regardless of autocast; such an error
+    is no finding of a check. library: the one that it needs besides torch. installs: what pip must
+    install for scripts that run it with amp-fuzz. scripts: whether a script without amp-fuzz can
+    show a case. imports: the modules that its library imports at the first call, where that takes
+    seconds.
     """
 
     area: str = ""
@@ -153,6 +154,7 @@ class Facts:
     compiles: bool = False
     reenters: bool = False
     cached: bool = False
+    saves: bool = False
     partial: str = ""
     library: str = ""
     installs: str = ""

@@ -103,7 +103,8 @@ class ExportBackend(TorchRepros, TorchBackend):
         def driver(names: Mapping[str, Any]) -> dict[str, Any]:
             def export(program: Callable[..., Any]) -> Any:
                 def make(inputs: Sequence[torch.Tensor]) -> Any:
-                    return prelude.exported(program, inputs, self.decomposed, self.strict)
+                    how = self.decomposed, self.strict, case.plan.saved
+                    return prelude.exported(program, inputs, *how)
 
                 return prelude.optimised(make, numbers(case, "buffer"), 1)
 
@@ -151,6 +152,7 @@ class ExportBackend(TorchRepros, TorchBackend):
             made="exported with `torch.export`",
             promise=f"[`torch.export`]({link}): an exported program computes what eager computes.",
             partial="torch.export",
+            saves=True,
             imports=("torch._dynamo.repro.after_dynamo", "torch.export._trace"),
         )
 
@@ -162,7 +164,8 @@ class ExportBackend(TorchRepros, TorchBackend):
     def expression(self, function: str, case: Case) -> str:
         """Return the source that exports a function at its first call, for a repro."""
         strict = ", strict=True" if self.strict else ""
-        made = f"exported({function}, inputs, {self.decomposed}{strict})"
+        saved = ", saved=True" if case.plan.saved else ""
+        made = f"exported({function}, inputs, {self.decomposed}{strict}{saved})"
         return f"optimised(lambda inputs: {made}, {numbers(case, 'buffer')}, 1)"
 
     def driver(self, text: str, case: Case) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
+from io import BytesIO
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ __all__ = [
     "optimised",
     "recast",
     "recompute",
+    "reloaded",
     "renewed",
     "saving_products",
     "set_data",
@@ -281,7 +283,15 @@ def optimised(make: Any, buffers: Any, calls: int) -> Any:
     return call
 
 
-def frozen(program: Any, inputs: Any, weights: Any) -> Any:
+def reloaded(library: Any, program: Any) -> Any:
+    """Save a program by torch.jit or torch.export, and return what that loads."""
+    buffer = BytesIO()
+    library.save(program, buffer)
+    buffer.seek(0)
+    return library.load(buffer)
+
+
+def frozen(program: Any, inputs: Any, weights: Any, saved: bool = False) -> Any:
     """Return a scripted program as a frozen module whose weights, by number, are its parameters."""
     module = torch.nn.Module()
     module.program = program
@@ -294,6 +304,8 @@ def frozen(program: Any, inputs: Any, weights: Any) -> Any:
     passed = ", ".join(f"self.w{i}" if i in weights else f"x{i}" for i in range(len(inputs)))
     module.define(f"def forward(self{given}):\n    return self.program({passed})\n")
     module = torch.jit.freeze(module)
+    if saved:
+        module = reloaded(torch.jit, module)
     return lambda *inputs: module(*(inputs[i] for i in others))
 
 
@@ -394,10 +406,13 @@ def as_custom_op(program: Any, device: Any, custom_op: Any, cast: Any = None) ->
     return call
 
 
-def exported(program: Any, inputs: Any, decomposed: bool, strict: bool = False) -> Any:
+def exported(
+    program: Any, inputs: Any, decomposed: bool, strict: bool = False, saved: bool = False
+) -> Any:
     """Return a program exported by `torch.export`, for inputs of these shapes and dtypes.
 
     Decomposed, its casts are in the graph and its regions are not: it runs with autocast off.
+    saved: it is what is loaded from where it was saved.
     """
 
     class Module(torch.nn.Module):
@@ -405,6 +420,7 @@ def exported(program: Any, inputs: Any, decomposed: bool, strict: bool = False) 
             return program(*given)
 
     found = torch.export.export(Module(), tuple(inputs), strict=strict)
-    if not decomposed:
-        return found.module()
-    return torch.autocast("cpu", enabled=False)(found.run_decompositions().module())
+    if decomposed:
+        found = found.run_decompositions()
+    module = (reloaded(torch.export, found) if saved else found).module()
+    return torch.autocast("cpu", enabled=False)(module) if decomposed else module

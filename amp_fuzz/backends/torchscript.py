@@ -117,6 +117,11 @@ class ScriptBackend(TorchRepros, TorchBackend):
         label = "+".join(name for name, on in labels.items() if on)
         return f"{self.mode}[{label}]" if label else self.mode
 
+    @property
+    def saves(self) -> bool:
+        """Whether a program can be saved and loaded: a module's weights would be others."""
+        return not self.check and self.calls > 1
+
     def availability(self) -> Availability:
         """Return whether TorchScript can compile independent programs here."""
         problem = usable()
@@ -144,7 +149,8 @@ class ScriptBackend(TorchRepros, TorchBackend):
         by their bodies. A non-reentrant checkpoint ends its recomputation by an exception, which
         TorchScript turns into another, so checkpoints are reentrant here. Function transforms are
         left out. A frozen module has no gradients, and keeps the casts of the thread that froze it.
-        A trace keeps the dtypes of its weights, and a traced module its weights.
+        A trace keeps the dtypes of its weights, and a traced module its weights. It is saved
+        without Python functions.
         """
         body = unwrapped(case.program.body, _UNSAYABLE[self.mode])
         case = case.with_program(body=body).with_plan(transform="none", later=(), reuse="calls")
@@ -152,6 +158,8 @@ class ScriptBackend(TorchRepros, TorchBackend):
             case = case.with_plan(entry="context")  # its weights are copies
         if case.plan.checkpoint in ("non_reentrant", "selective"):
             case = case.with_plan(checkpoint="reentrant")
+        python = any(CATALOGUE[s.op].setup and not _is_custom_op(s.op) for s in statements(body))
+        case = case.with_plan(saved=case.plan.saved and self.saves and not python)
         if case.plan.update == "cast" and self.mode == "trace":
             case = case.with_plan(update="data")
         if case.plan.update == "replaced" and self.check:
@@ -177,6 +185,7 @@ class ScriptBackend(TorchRepros, TorchBackend):
             area=f"torch.jit.{self.mode}",
             made=f"{_MADE[self.mode]} with `torch.jit.{self.mode}`",
             promise=f"[TorchScript]({link}): a scripted program computes what eager computes.",
+            saves=self.saves,
         )
 
     def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:
@@ -204,7 +213,10 @@ class ScriptBackend(TorchRepros, TorchBackend):
         if self.check:
             made = f"traced({function}, inputs, {weights})"
         elif self.freeze:
-            made = f"frozen({made}, inputs, {weights})"
+            saved = ", True" if case.plan.saved else ""
+            made = f"frozen({made}, inputs, {weights}{saved})"
+        elif case.plan.saved:
+            made = f"reloaded(torch.jit, {made})"
         return f"optimised(lambda inputs: {made}, {buffers}, {self.calls})"
 
     def opaque(self, case: Case) -> str:
@@ -283,13 +295,15 @@ class Lowering:
 
     casts: it writes casts after its own list. formulas: the graph is optimised, and its gradients
     are those of TorchScript's formulas. again: after `casts`, fallback functions are cast once
-    more. cached: a checked trace is made twice in one weight cache.
+    more. cached: a checked trace is made twice in one weight cache. loaded: a graph that the plan
+    saves is what is loaded.
     """
 
     casts: bool = False
     formulas: bool = False
     again: bool = False
     cached: bool = False
+    loaded: bool = False
 
     def __bool__(self) -> bool:
         return self.casts or self.formulas or self.cached
@@ -410,13 +424,14 @@ class _Scripted:
         """Return the scripted program."""
         weights = numbers(self.case, "weight")
         made = None if self.backend.check else self.compiled(inputs)
+        saved = self.case.plan.saved and self.backend.saves
         if not (self.backend.check or self.backend.freeze):
-            return made
+            return prelude.reloaded(torch.jit, made) if saved else made
         with fresh_unit() as unit:
             self.units.append(unit)
             if self.backend.check:
                 return prelude.traced(self.plain(), inputs, weights)
-            return prelude.frozen(made, inputs, weights)
+            return prelude.frozen(made, inputs, weights, saved)
 
     def compiled(self, inputs: Sequence[torch.Tensor]) -> Any:
         """Return the program as a `torch.jit.ScriptFunction`."""
@@ -587,6 +602,9 @@ class _Imitated(_Scripted):
                 prelude.traced(self.plain(), given, numbers(self.case, "weight"))  # it may raise
             self.function = self.compiled(given)
         graph = self.function.graph.copy()
+        if self.how.loaded and self.case.plan.saved:
+            graph = prelude.reloaded(torch.jit, self.function).graph.copy()
+            graph.eraseInput(0)  # the module around it
         if self.backend.freeze:  # which forgets the dtypes that tracing saw
             torch._C._jit_pass_erase_shape_information(graph)
             if self.backend.mode == "trace":  # where a weight is a constant, and says its own

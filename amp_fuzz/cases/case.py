@@ -154,6 +154,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         memory, and ``cast`` to that of another dtype, as ``Module.to`` does. ``replaced`` has new
         leaves in place of the old ones, as ``load_state_dict(assign=True)`` has. ``frozen`` also
         turns ``requires_grad`` of every other weight off, or on again.
+    saved: whether a program of TorchScript or `torch.export` is saved to a buffer, and what is
+        loaded from it is called.
     """
 
     contexts: tuple[Autocast, ...] = (Autocast(dtype="bfloat16"),)
@@ -178,6 +180,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     micro_batches: int = 1
     hook: Literal["none", "tensor", "accumulated"] = "none"
     update: Update = "in_place"
+    saved: bool = False
 
     def __str__(self) -> str:
         contexts = _shown(self.contexts)
@@ -237,7 +240,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def _check_alone(self, name: str, *with_it: str) -> None:
         """Raise `ProgramError` unless an ingredient stands alone, but for what may be with it."""
-        free = (name, *with_it, "contexts", "precision", "deterministic", "settings")
+        free = (name, *with_it, "contexts", "precision", "deterministic", "settings", "saved")
         others = [f for f in msgspec.structs.fields(self) if f.name not in free]
         if wrong := [f.name for f in others if getattr(self, f.name) != f.default]:
             value = getattr(self, name)
@@ -272,6 +275,7 @@ _LATER = (
     b',"micro_batches":1',
     b',"hook":"none"',
     b',"update":"in_place"',
+    b',"saved":false',
     b',"selective":false',
     b',"values":""',
     b',"device":""',

@@ -637,6 +637,7 @@ def draw(task: Task, settings: Settings, *, aims: Aims | None = None) -> Iterato
             again=again,
             breaks=breaks,
             lowers=facts_of(backend).cached,
+            saves=8 if facts_of(backend).saves else 0,
         )
 
     count = 0

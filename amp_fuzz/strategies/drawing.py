@@ -539,6 +539,7 @@ def draw_case(
     again: int = 8,
     breaks: int = 0,
     lowers: bool = False,
+    saves: int = 0,
 ) -> Case:
     """Draw a case for a device type.
 
@@ -552,7 +553,8 @@ def draw_case(
     gets CPU tensors beside those of the device, if its program can have any; 0: none does. breaks:
     of so many cases, one has a part that compilers leave to eager; then, where a context is around
     the backward pass, half of the programs have a part without autocast, and half a layer, and no
-    function is transformed. 0: none of that.
+    function is transformed. 0: none of that. saves: of so many cases, one saves its program and
+    loads it; 0: none does.
     """
     plan = draw_plan(source, device, trains=trains, transforms=not breaks)
     if plan.transform != "none" and ops is not None and not _transformable(ops):
@@ -591,6 +593,8 @@ def draw_case(
         case = case.with_program(body=_wrapped(source, case.program.body, Uncompiled()))
     if breaks and integer(source, 2 * breaks) == 2 * breaks - 1:
         case = case.with_program(body=_branching(source, case.program.body))
+    if saves and integer(source, saves) == saves - 1:
+        case = case.with_plan(saved=True)
     return case
 
 

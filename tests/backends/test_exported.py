@@ -49,12 +49,12 @@ def test_regions_are_in_the_graph() -> None:
 
 
 def test_the_program_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[bool, bool]] = []
+    made: list[tuple[bool, bool, bool]] = []
     export = prelude.exported
 
-    def spy(program: Any, inputs: Any, decomposed: bool, strict: bool) -> Any:
-        made.append((decomposed, strict))
-        found = export(program, inputs, decomposed, strict)
+    def spy(program: Any, inputs: Any, decomposed: bool, strict: bool, saved: bool) -> Any:
+        made.append((decomposed, strict, saved))
+        found = export(program, inputs, decomposed, strict, saved)
         assert decomposed or isinstance(found, torch.fx.GraphModule)
         return found
 
@@ -62,7 +62,11 @@ def test_the_program_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     PLAIN.run([case(INPUTS, *BODY, steps=2)])
     DECOMPOSED.run([case(INPUTS, *BODY, backward="none")])
     STRICT.run([case(INPUTS, *BODY)])
-    assert made == [(False, False), (True, False), (False, True)]
+    PLAIN.run([case(INPUTS, *BODY, saved=True)])
+    assert made == [
+        *((False, False, False), (True, False, False), (False, True, False)),
+        (False, False, True),
+    ]
 
 
 def test_what_an_export_gets_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

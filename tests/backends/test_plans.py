@@ -64,6 +64,10 @@ PLANS: tuple[dict[str, Any], ...] = (
     {"thread": "inside"},
     {"thread": "whole"},
     {"transform": "grad"},
+    {"saved": True},
+    {"saved": True, "entry": "decorator", "backward": "inside"},
+    {"saved": True, "entry": "custom_op", "contexts": (Autocast(enabled=False),)},
+    {"saved": True, "steps": 2, "update": "replaced", "loop": "inside", "backward": "inside"},
     *({"later": (around,), "reuse": reuse} for reuse in ("calls", "graph") for around in LATERS),
     {"later": LATERS, "backward": "none"},
 )
@@ -71,6 +75,7 @@ FEW: tuple[dict[str, Any], ...] = (
     {},
     {"entry": "custom_op", "contexts": (Autocast(enabled=False),)},
     {"backward": "under", "backward_context": F16},
+    {"saved": True},
     {"later": ((F16,),), "reuse": "graph"},
 )
 """Plans of the first tier."""

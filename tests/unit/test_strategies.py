@@ -285,7 +285,7 @@ def test_every_value_of_a_plan_comes_up(field: str, value: object) -> None:
 
 def test_every_field_of_a_plan_is_asked_for_here() -> None:
     fields = {f.name for f in msgspec.structs.fields(Plan)}
-    rare = {"precision", "deterministic", "settings"}  # only some backends have a choice
+    rare = {"precision", "deterministic", "settings", "saved"}  # only some backends have a choice
     assert fields - {"contexts", "backward_context"} - rare == {field for field, _ in PLANS}
 
 
@@ -293,9 +293,11 @@ def test_what_only_some_backends_have_is_drawn_for_them_alone() -> None:
     assert {c.plan.precision for c in many()} == {"default"}
     assert {c.plan.deterministic for c in many()} == {False}
     assert {c.plan.settings for c in many()} == {()}
-    found = list(drawn(60, precisions=("default", "high", "highest"), varies=True))
+    assert {c.plan.saved for c in many()} == {False}
+    found = list(drawn(60, precisions=("default", "high", "highest"), varies=True, saves=8))
     assert {c.plan.precision for c in found} == {"default", "high", "highest"}
     assert {c.plan.deterministic for c in found} == {False, True}
+    assert {c.plan.saved for c in found} == {False, True}
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -227,6 +227,7 @@ _STANDARD = (
 )
 _IMPORTS: Mapping[str, str] = {
     **{name: f"import {name}" for name in _STANDARD},
+    "BytesIO": "from io import BytesIO",
     "contextmanager": "from contextlib import contextmanager",
     "zip_longest": "from itertools import zip_longest",
     "inf": "from math import inf",

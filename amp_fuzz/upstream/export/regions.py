@@ -36,6 +36,39 @@ program" (https://docs.pytorch.org/docs/stable/export.html).
 **What the reference does.** Its regions without ``cache_enabled`` have the cache off.
 
 **Upstream.** Not reported that we know of.
+
+## export-saved-regions: an exported program with a no_grad region in a region is saved, and cannot be loaded
+
+```python
+import io
+
+import torch
+
+
+class Module(torch.nn.Module):
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            with torch.no_grad():
+                return torch.neg(x)
+
+
+buffer = io.BytesIO()
+torch.export.save(torch.export.export(Module(), (torch.ones(2),)), buffer)
+buffer.seek(0)
+torch.export.load(buffer)  # SpecViolationError: Node.meta wrap_with_autocast is missing val field.
+```
+
+**What torch does** (2.7.1 to 2.15.0, CPU). It saves the program and raises where it loads it. The inner
+region is a submodule of the outer one. A region with an autocast region inside, or with none, is
+loaded. So is a decomposed program: it has no regions. A `no_grad` region inside another one raises
+as well, without autocast.
+
+**What the documentation says.** `torch.export.save` is for what is loaded "using torch.export.load"
+(https://docs.pytorch.org/docs/stable/export.html).
+
+**What the reference does.** It saves nothing.
+
+**Upstream.** Not reported that we know of.
 """
 
 from __future__ import annotations
@@ -45,7 +78,7 @@ import msgspec
 from amp_fuzz.backends.imitation import Imitation
 from amp_fuzz.cases.build import BF16, call, case, under, x
 from amp_fuzz.cases.case import Case
-from amp_fuzz.cases.program import Autocast, Node, Region
+from amp_fuzz.cases.program import Autocast, Node, NoGrad, Region
 from amp_fuzz.upstream.bug import Bug, Example
 
 __all__ = ["BUGS"]
@@ -87,6 +120,30 @@ BUGS = (
                     under(BF16, call("linear", "x0", "w1")),
                     steps=2,
                     loop="inside",
+                ),
+            ),
+        ),
+    ),
+    Bug(
+        id="export-saved-regions",
+        what="an exported program with a no_grad region in an autocast region can be saved, but not loaded",
+        why="what is loaded has no metadata of a region with a submodule, and is checked for it",
+        torch=">=2.7",
+        seen="2.15.0",
+        harm="raises",
+        backends=("export", "export[strict]"),
+        kinds=("raise",),
+        ops=("*",),
+        expected="^no error$",
+        observed=r"^SpecViolationError: Node.meta wrap_with_\w+ is missing val field",
+        examples=(
+            Example(
+                "export",
+                case(
+                    [x("x0", 2)],
+                    under(BF16, under(NoGrad(), call("neg", "x0"))),
+                    backward="none",
+                    saved=True,
                 ),
             ),
         ),

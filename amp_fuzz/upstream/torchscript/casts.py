@@ -124,6 +124,35 @@ trains later falls back as a whole, and so does one that trained and whose weigh
 The bug shows only beside the casts of the documented pass. The reference runs the optimised graph of its own
 casts, asks torch's profiler which parts fell back, and casts those a second time.
 
+## trace-saved-dtypes: a saved trace has lost the dtypes that its casts go by
+
+A trace knows the dtype of each of its values. Under autocast, an op that promotes is cast to float32
+unless all its operands are known to have 16 bits. What `torch.jit.load` returns knows no dtypes:
+
+```python
+import io
+
+import torch
+
+
+def program(x):
+    return torch.mul(x, x)
+
+
+x, buffer = torch.ones(2, dtype=torch.bfloat16), io.BytesIO()
+traced = torch.jit.trace(program, x)
+torch.jit.save(traced, buffer)
+buffer.seek(0)
+loaded = torch.jit.load(buffer)
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    print(traced(x).dtype, loaded(x).dtype)  # torch.bfloat16 torch.float32
+```
+
+Eager is bfloat16 too. A number counts as a tensor of unknown dtype as well: `torch.div(x, 0.001)` of
+integers is float64 in what is loaded, and float32 before. `torch/csrc/jit/JIT-AUTOCAST.md` says
+nothing of saved programs. A scripted program knows no dtypes before it is saved either. The
+reference runs the graph that is loaded.
+
 ## trace-weight-cache: a cast weight is a constant of the trace
 
 Autocast keeps the cast of a leaf weight until its outermost context ends. If the cast stands in
@@ -299,6 +328,23 @@ BUGS = (
                     steps=2,
                     update="frozen",
                 ),
+            ),
+        ),
+        rank=60,
+    ),
+    Bug(
+        id="trace-saved-dtypes",
+        what="ops that promote are float32 in a trace that was saved and loaded, and in 16 bits before",
+        why="the dtypes that tracing saw are not saved, and without them the pass casts to float32",
+        torch=">=2.7",
+        seen="2.15.0",
+        harm="silent dtype",
+        backends=("trace*",),
+        imitation=Imitation(wrap=_lowered(loaded=True)),
+        examples=(
+            Example(
+                "trace",
+                case([x("x0", 2, dtype="bfloat16")], call("mul", "x0", "x0"), saved=True),
             ),
         ),
         rank=60,
