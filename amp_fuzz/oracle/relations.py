@@ -33,7 +33,7 @@ from amp_fuzz.cases.program import (
 from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.oracle.compare import Divergence, Judgement, compare, differ
 
-__all__ = ["RELATIONS", "Relation", "check_relation", "within"]
+__all__ = ["RELATIONS", "WITHIN", "Relation", "check_relation", "within"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,14 @@ class Relation:
     """A relation between two variants of a case.
 
     pair: returns the two cases whose results must agree, or None if the relation does not apply.
+    promises: the ids of those that it follows from, in `amp_fuzz/reference/promises.toml`.
     forward: it holds only for values, not for gradients. together: it is about cases that raise: an
     error of the second variant must also be raised by the first, or by a bare one.
     """
 
     name: str
     pair: Callable[[Case], tuple[Case, Case] | None]
+    promises: tuple[str, ...]
     forward: bool = False
     together: bool = False
 
@@ -194,14 +196,20 @@ def _writes(case: Case) -> bool:
 
 _FUNCTIONS = ("custom_fwd", "setup_context", "custom_op")
 
+WITHIN: Mapping[str, tuple[str, ...]] = {
+    "second call": ("autocast.cpu-inference", "autocast.cache"),
+    "retained graph": ("autograd.retained", "autograd.saved"),
+}
+"""The relations inside one observation, and the promises that each follows from."""
+
 RELATIONS: Mapping[str, Relation] = {
     r.name: r
     for r in (
-        Relation("cache", _cache),
-        Relation("disabled", _disabled),
-        Relation("entry", _entry),
-        Relation("checkpoint", _checkpoint),
-        Relation("transform", _transform, together=True),
+        Relation("cache", _cache, ("autocast.cache-off", "autocast.cache-default")),
+        Relation("disabled", _disabled, ("autocast.enabled", "autocast.off-dtype")),
+        Relation("entry", _entry, ("autocast.decorator", "custom.current", "library.body")),
+        Relation("checkpoint", _checkpoint, ("checkpoint.same", "checkpoint.autocast")),
+        Relation("transform", _transform, ("autocast.no-mismatch",), together=True),
     )
 }
 

@@ -10,7 +10,7 @@ Source: https://docs.pytorch.org/docs/stable/amp.html, unless a field names anot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from amp_fuzz.reference.fp8.linear import Convention
     from amp_fuzz.reference.state import ForwardState, State
 
-__all__ = ["DOCUMENTED", "Semantics"]
+__all__ = ["DOCUMENTED", "PROMISED", "Semantics"]
 
 _T = TypeVar("_T")
 
@@ -157,3 +157,46 @@ class Semantics:
 
 DOCUMENTED = Semantics()
 """Autocast as its documentation has it."""
+
+PROMISED: Mapping[str, tuple[str, ...]] = {
+    "rule": (
+        "amp.two-kinds",
+        "amp.cuda-unlisted",
+        "amp.xpu-unlisted",
+        "amp.cpu-unlisted",
+        "autocast.device-type",
+        "aten.fallthrough",
+    ),
+    "call": (
+        "autocast.op-dtype",
+        "amp.banned",
+        "aten.lower",
+        "aten.fp32",
+        "aten.set-dtype",
+        "aten.append-dtype",
+        "aten.promote",
+        "aten.others",
+    ),
+    "eligible": ("amp.float64", "amp.not-floating", "autocast.device-type"),
+    "promoting": ("amp.promoted", "aten.optional"),
+    "promoted": ("amp.promoted", "aten.promote"),
+    "extra": ("aten.fallthrough",),
+    "excluded": ("aten.inside",),
+    "caches": ("aten.cached-weights", "aten.cached-only", "autocast.cache-off"),
+    "cache_key": ("aten.cache-key",),
+    "cached_cast": ("autocast.cache", "autocast.backward-dtype"),
+    "keeps_below": ("aten.cached-weights",),
+    "serves": ("autocast.cache", "aten.cleared"),
+    "enabled": ("modules.fast-path",),
+    "any_enabled": ("modules.fast-path",),
+    "checkpoint": ("checkpoint.same", "checkpoint.autocast", "checkpoint.context-fn"),
+    "keeper": ("custom.backward",),
+    "forward_state": ("custom.backward", "examples.bwd-state"),
+    "ahead": ("autocast.op-dtype",),
+    "around_grad": ("autocast.backward-dtype",),
+    "body": ("library.body",),
+    "fp8": ("fp8.current", "fp8.rowwise", "fp8.blockwise", "fp8.mxfp8", "fp8.nvfp4", "fp8.format"),
+    "layers": ("fp8.delayed", "fp8.delayed-algorithm"),
+    "in_autograd_thread": ("aten.thread-local",),
+}
+"""The promises of documents that each rule follows: see `amp_fuzz/reference/promises.toml`."""

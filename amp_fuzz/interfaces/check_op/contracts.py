@@ -40,11 +40,13 @@ def _opchecked(tried: Tried) -> str:
 class Rule:
     """One contract.
 
-    judge: see this module. advice: what to do if it is broken. everywhere: whether the context
-    matters. lacks: why it does not apply to a target, or "".
+    judge: see this module. promises: the ids of those that it asks about, in
+    `amp_fuzz/reference/promises.toml`. advice: what to do if it is broken. everywhere: whether the
+    context matters. lacks: why it does not apply to a target, or "".
     """
 
     judge: Callable[[Tried], str]
+    promises: tuple[str, ...]
     advice: str
     everywhere: bool = True
     lacks: Callable[[Target], str] = lambda target: ""
@@ -67,54 +69,64 @@ def _unlisted(target: Target) -> str:
 RULES: Mapping[str, Rule] = {
     "retain": Rule(
         retained,
+        ("autograd.saved",),
         "Leave what backward needs on ctx, in ctx.save_for_backward: autograd frees it itself "
         "after the last pass.",
     ),
     "modified": Rule(
         modified,
+        ("autograd.modified",),
         "Save tensors with ctx.save_for_backward, which notices a later write, not as attributes "
         "of ctx or with .data.",
     ),
     "needs": Rule(
         needed,
+        ("autograd.needs",),
         "Return a gradient for each input whose entry of ctx.needs_input_grad is true, whatever "
         "the other entries are.",
     ),
     "gradcheck": Rule(
         gradchecked,
+        ("autograd.gradient", "library.autograd"),
         "Correct the backward. If its gradient differs from its forward on purpose, as that of a "
         "straight-through estimator, pass contracts='-gradcheck'.",
         everywhere=False,
     ),
     "double": Rule(
         double,
+        ("autograd.double",),
         "Compute gradients with differentiable ops on saved tensors, or decorate backward with "
         "torch.autograd.function.once_differentiable, so a second derivative is an error.",
         everywhere=False,
     ),
     "placement": Rule(
         placed,
+        ("custom.backward", "examples.bwd-state"),
         "Decorate forward with torch.amp.custom_fwd and backward with torch.amp.custom_bwd; in a "
         "custom op, enter torch.autocast in the backward, with the state that its forward had.",
     ),
-    "state": Rule(leaks, messages.LEAVE),
+    "state": Rule(leaks, ("autocast-code.restored",), messages.LEAVE),
     "alias": Rule(
         aliased,
+        ("library.alias",),
         "Return a copy (.clone()), or declare the alias in the schema.",
         lacks=_undispatched,
     ),
     "fake": Rule(
         faked,
+        ("library.fake",),
         "Have the fake kernel return tensors of the dtype, shape and strides of the real kernel, "
         "under autocast too.",
     ),
     "vmap": Rule(
         vectorised,
+        ("autograd.vmap", "library.vmap"),
         "Correct the vmap rule: it must give what one call after another gives.",
         lacks=_unmapped,
     ),
     "opcheck": Rule(
         _opchecked,
+        ("library.opcheck", "library.mutates"),
         "Correct what torch.library.opcheck names; it can be called alone with the same inputs.",
         everywhere=False,
         lacks=_unlisted,
