@@ -139,6 +139,7 @@ class Judge:
             seen=expected,
             own=said.own,
             hits=observed.hits,
+            device=backend.device,
         )
 
     def _explained(self, trial: Trial, found: Divergence) -> Explanation:

@@ -13,6 +13,7 @@ from amp_fuzz.catalogue import CATALOGUE
 from amp_fuzz.oracle import Divergence
 from amp_fuzz.oracle.attribution import NONE, Own
 from amp_fuzz.oracle.labels import guilty_op
+from amp_fuzz.oracle.promised import falsifiable
 from amp_fuzz.records.fingerprint import ingredient
 from amp_fuzz.records.schema import (
     MOST_EXCESS,
@@ -37,7 +38,8 @@ class Verdict:
     it. platform: see `Observation`. notes: facts that do not affect the outcome;
     `amp_fuzz.findings.notes` finds more of them later. farthest: the largest excess that was
     measured, and its label; -1 if none was. seen: what the reference did. own: how the backend
-    differs without autocast too, if that is not all. hits: see `Observation`.
+    differs without autocast too, if that is not all. hits: see `Observation`. device: that of the
+    backend.
     """
 
     case: Case
@@ -56,6 +58,7 @@ class Verdict:
     seen: Observation | None = field(default=None, repr=False, compare=False)
     own: Own = NONE
     hits: int = 0
+    device: str = ""
 
     def record(self, family: str) -> CaseRecord:
         """Return the record of the case."""
@@ -84,7 +87,16 @@ class Verdict:
             excess=min(float(f"{excess:.6g}"), MOST_EXCESS),
             excess_op=guilty_op(self.case, Divergence("value", label, "", "")) if label else "",
             hits=self.hits,
+            promises=self._falsifiable(kernel),
         )
+
+    def _falsifiable(self, guilty: KernelCall | None) -> tuple[str, ...]:
+        """Return the promises that the case could have falsified. guilty: where it diverged."""
+        if self.seen is None or not self.device:
+            return ()
+        kernels = self.kernels if self.divergence is None else [guilty] if guilty else []
+        case, name = self.case, self.backend
+        return falsifiable(case, name, self.device, self.outcome, self.seen, kernels)
 
     def finding(
         self, family: str, minimised: Case | None = None, *, op: str = ""

@@ -60,6 +60,7 @@ COLUMNS: Mapping[Table, Mapping[str, str]] = {
         "excess": "double",
         "excess_op": "word",
         "hits": "int64",
+        "promises": "list<string>",
     },
     "kernels": {
         **dict.fromkeys(("run", "backend"), "word"),
@@ -79,7 +80,13 @@ COLUMNS: Mapping[Table, Mapping[str, str]] = {
 }
 
 # The columns that tables of an earlier amp-fuzz lack, and what stands for them.
-ABSENT: Mapping[str, str | float] = {"plan": "", "excess": -1.0, "excess_op": "", "hits": 0}
+ABSENT: Mapping[str, str | float | tuple[str, ...]] = {
+    "plan": "",
+    "excess": -1.0,
+    "excess_op": "",
+    "hits": 0,
+    "promises": (),
+}
 
 _Found: TypeAlias = Mapping[tuple[str, str], DivergenceRecord]
 _encode = msgspec.json.Encoder().encode
@@ -189,7 +196,7 @@ def rows(
             *(record.unjudged, record.varied, record.uncompiled),
             *(_encode(record.notes).decode() if record.notes else None, True),
             None if _plain(record) else _encode(record).decode(),
-            *(record.plan, record.excess, record.excess_op, record.hits),
+            *(record.plan, record.excess, record.excess_op, record.hits, record.promises),
         )
         yield "cases", (run, record.backend, row, *head, *more, *last)
         for k in kernels:
@@ -205,7 +212,7 @@ def rows(
                 *(run, backend, row, case, divergence.family, k.outcome, k.kind),
                 *(k.op, k.policy, k.dtypes, divergence.known, divergence.fingerprint),
                 *(divergence.platform, (), (), 0, 0, False, None, False, None),
-                *(ingredient(divergence.case), -1.0, "", 0),
+                *(ingredient(divergence.case), -1.0, "", 0, ()),
             ),
         )
         yield "kernels", (run, backend, row, *k)

@@ -228,7 +228,8 @@ class CaseRecord(msgspec.Struct, frozen=True, tag="case"):
     JAX. notes: at most one of each group. plan: its ingredients, as `fingerprint.ingredient` names
     them. excess: the largest that was measured, at most `MOST_EXCESS`; -1 if no value differed in a
     bit or no shadow could follow. excess_op: the op that computed that value, or "". hits: how many
-    artefacts the backend loaded from a compiler's caches.
+    artefacts the backend loaded from a compiler's caches. promises: the ids of those of torch's
+    documents that it could have falsified; see `amp_fuzz.records.promises`.
     """
 
     id: str
@@ -252,6 +253,7 @@ class CaseRecord(msgspec.Struct, frozen=True, tag="case"):
     excess: float = -1.0
     excess_op: str = ""
     hits: int = 0
+    promises: tuple[str, ...] = ()
 
 
 class DivergenceRecord(msgspec.Struct, frozen=True, tag="divergence"):

@@ -69,6 +69,11 @@ def _schema(pa: ModuleType, table: Table) -> Any:
     return pa.schema(fields, metadata={_FORMAT: str(TABLES_FORMAT)})
 
 
+def _lists(table: Table) -> list[str]:
+    """Return the paths of the elements of lists, which are few different words too."""
+    return [f"{n}.list.element" for n, kind in COLUMNS[table].items() if kind == "list<string>"]
+
+
 # -- writing --------------------------------------------------------------------------------------
 
 
@@ -85,7 +90,7 @@ class _File:
             self.file,
             self.schema,
             compression="zstd",
-            use_dictionary=[*words, "ops.list.element", "seconds.key_value.key"],
+            use_dictionary=[*words, *_lists(table), "seconds.key_value.key"],
         )
         self.rows: list[tuple[object, ...]] = []
         self.batches: list[Any] = []
@@ -189,7 +194,7 @@ class Tables:
         _, parquet = require(path)
         with _reading(path):
             there = parquet.read_schema(path).names
-            kept = [word for word in words if word not in ABSENT or word in there]
+            kept = [word for word in words if word.partition(".")[0] in there]
             file = parquet.ParquetFile(path, read_dictionary=kept)
         said = (file.schema_arrow.metadata or {}).get(_FORMAT, b"").decode()
         if not said.isdecimal():
@@ -225,7 +230,8 @@ class Tables:
         for name in columns:
             if name in ABSENT and name not in table.column_names:
                 pa, _ = require(self.folder)
-                values = pa.array([ABSENT[name]] * len(table))
+                kind = _schema(pa, "cases").field(name).type
+                values = pa.array([ABSENT[name]] * len(table), kind)
                 word = COLUMNS["cases"][name] == "word"
                 table = table.append_column(name, values.dictionary_encode() if word else values)
         return table.select(columns)
@@ -238,9 +244,9 @@ class Tables:
         return pyarrow.compute.field(column).is_valid()
 
     def _words(self, path: Path, columns: Iterable[str]) -> list[str]:
-        kinds = COLUMNS[path.parent.name]  # type: ignore[index]
-        words = [name for name in columns if kinds.get(name) == "word"]
-        return words + ["ops.list.element"] * ("ops" in columns)
+        table: Table = path.parent.name  # type: ignore[assignment]
+        words = [name for name in columns if COLUMNS[table].get(name) == "word"]
+        return words + [name for name in _lists(table) if name.partition(".")[0] in columns]
 
     def rows(self, path: Path, columns: Iterable[str] = ()) -> Iterator[dict[str, Any]]:
         """Yield the rows of a file."""

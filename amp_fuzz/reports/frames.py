@@ -91,6 +91,7 @@ class RunData:
     incidents: workers that died without a finding.
     plans: by kernel, policy and ingredient of the plan, how often it was compared, on any backend.
     had: by backend and ingredient of the plan, how many cases had it.
+    promised: by backend and promise of torch's documents, how many cases could have falsified it.
     excess: by backend, the largest excess of each case in which one was measured. farthest: the
     largest by backend and the op at which it was.
     state: ``killed`` if nothing runs and the end of the run was never recorded.
@@ -115,6 +116,7 @@ class RunData:
     notes: tuple[Noted, ...] = ()
     plans: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     had: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    promised: Mapping[tuple[str, str], int] = field(default_factory=dict)
     excess: Mapping[str, Sequence[float]] = field(default_factory=dict)
     farthest: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
@@ -187,6 +189,7 @@ class Tally:
     plans: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     words: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # of the plans in tables
     had: Counter[tuple[str, str]] = field(default_factory=Counter)  # whole plans by backend
+    promised: Counter[tuple[str, str]] = field(default_factory=Counter)
     excess: defaultdict[str, array[float]] = field(default_factory=lambda: defaultdict(_doubles))
     farthest: dict[tuple[str, str], float] = field(default_factory=dict)
     noted: dict[tuple[str, ...], NoteRecord] = field(default_factory=dict)
@@ -215,6 +218,7 @@ class Tally:
     def _case(self, record: CaseRecord) -> None:
         self.annotate(record.notes, record.backend)
         self.had[record.backend, record.plan] += 1
+        self.promised.update((record.backend, promise) for promise in record.promises)
         for name in ("varied", "unjudged", "hits"):
             if some := getattr(record, name):
                 sums = getattr(self, name)
@@ -329,6 +333,7 @@ class Tally:
             ),
             plans=self._words(),
             had=self._ingredients(),
+            promised=dict(sorted(self.promised.items())),
             excess=dict(self.excess),
             farthest=dict(self.farthest),
         )

@@ -22,6 +22,7 @@ from amp_fuzz.reports.sums import joined
 __all__ = ["load"]
 
 _ORDER: dict[Table, str] = {"cases": "row", "kernels": "case", "findings": "row"}
+_LEFT_OUT = ("record", "promises")  # of cases: texts that would take most of the memory
 
 
 def load(path: str | Path, table: Table = "cases") -> pd.DataFrame:
@@ -67,7 +68,7 @@ def _frames(store: Store, run: str, table: Table) -> list[pd.DataFrame]:
 
 
 def _read(tables: Tables, path: Path, table: Table) -> Iterator[pd.DataFrame]:
-    columns = [name for name in COLUMNS[table] if (table, name) != ("cases", "record")]
+    columns = [name for name in COLUMNS[table] if table != "cases" or name not in _LEFT_OUT]
     for group in tables.groups(path, columns):
         if table != "cases":
             yield group.to_pandas()
@@ -89,7 +90,8 @@ def _built(own: Sequence[tuple[Any, ...]], table: Table) -> pd.DataFrame:
     columns = dict(zip(COLUMNS[table], zip(*own, strict=True), strict=True))
     seconds: Sequence[Any] = ()
     if table == "cases":
-        del columns["record"]
+        for name in _LEFT_OUT:
+            del columns[name]
         seconds = columns.pop("seconds")
         columns["ops"] = tuple(",".join(ops) for ops in columns["ops"])
     frame = pd.DataFrame({name: list(values) for name, values in columns.items()})
@@ -117,7 +119,7 @@ def _finished(
             of = codes == names.index(part)
             values[rows[of]] = spent[of]
         frame[f"seconds_{part}"] = values
-    public = [name for name in COLUMNS["cases"] if name != "record"]
+    public = [name for name in COLUMNS["cases"] if name not in _LEFT_OUT]
     return frame[[*public, *(n for n in frame.columns if n.startswith("seconds_"))]]
 
 

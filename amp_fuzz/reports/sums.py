@@ -77,7 +77,7 @@ def _add_kernels(tables: Tables, path: Path, tally: Tally) -> None:
 
 def _add_cases(tables: Tables, path: Path, tally: Tally) -> None:
     counted = ("unjudged", "varied", "uncompiled", "excess", "excess_op", "hits")
-    for group in tables.groups(path, ("backend", "ops", "seconds", "plan", *counted)):
+    for group in tables.groups(path, ("backend", "ops", "seconds", "plan", "promises", *counted)):
         backend = group["backend"][0].as_py()
         plan = group["plan"].combine_chunks()
         cases_of = np.bincount(plan.indices.to_numpy(), minlength=len(plan.dictionary)).tolist()
@@ -86,6 +86,8 @@ def _add_cases(tables: Tables, path: Path, tally: Tally) -> None:
         _add_excess(backend, group, tally)
         for op, cases in _called(group["ops"].combine_chunks()):
             tally.ops[backend, op] += cases
+        for promise, cases in _called(group["promises"].combine_chunks()):
+            tally.promised[backend, promise] += cases
         seconds = group["seconds"].combine_chunks()
         parts, spent = seconds.keys.dictionary_encode(), seconds.items.to_numpy()
         codes = parts.indices.to_numpy()
@@ -145,7 +147,7 @@ def _add_plans(tables: Tables, path: Path, tally: Tally) -> None:
 
 def _called(ops: Any) -> Iterator[tuple[str, int]]:
     """Yield each op of a column of lists, with the number of lists that have it."""
-    flat = ops.flatten()
+    flat = ops.flatten().dictionary_encode()  # which changes nothing that is encoded
     names = flat.dictionary.to_pylist()
     rows = np.repeat(np.arange(len(ops)), np.diff(ops.offsets.to_numpy()))
     keys = np.sort(rows * len(names) + flat.indices.to_numpy())  # faster than `np.unique`

@@ -47,6 +47,7 @@ ALL: list[Record] = [
     IncidentRecord("eager-cpu", "matmul", "crash", DEAD, "died of SIGSEGV", "last\nlines"),
     case_with(notes=(NOTE, replace(NOTE, message="no kernel for [9]")), unjudged=3, varied=2),
     case_with(hits=3),
+    case_with(promises=("autocast.context", "cpu:mm")),
     case_with(uncompiled=True, platform="gpu", seconds={}, ops=(), kernels=()),
     case_with(seconds={"oracle": 0.1, "a new part": 0.2}, backend="compile[inductor]@cuda"),
     ran("diverged", kind="value", op="mm", at=0, kernels=(KernelRecord("mm", "fp32", "", 1),)),
@@ -108,6 +109,7 @@ def test_frames_have_the_same_rows(store: Store) -> None:
         "varied",
         "uncompiled",
         "hits",
+        "promised",
         "state",
         "notes",
     ):

@@ -1,0 +1,69 @@
+"""The record of a case names the promises that it could have falsified, as faults show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from amp_fuzz.backends import backends
+from amp_fuzz.cases.case import Case
+from amp_fuzz.oracle.judge import Judge
+from amp_fuzz.policies.tables import Policy
+from amp_fuzz.reference.suppositions import supposing
+from tests.helpers import call, case, eager, x
+
+from .test_trial import Counting
+
+W = [x("x0", 4, 4), x("w1", 4, 4)]
+HALVES = [x("x0", 4, 4, dtype="bfloat16"), x("w1", 4, 4, dtype="bfloat16")]
+
+
+def named(one: Case, backend: str = "eager-cpu") -> tuple[str, ...]:
+    return Judge(backends()[backend], relations="none").judge(one).record("all").promises
+
+
+def diverges(one: Case, op: str, policy: Policy | None) -> bool:
+    """Return whether a case notices that an op has another policy, or none."""
+    with supposing({op: policy}):
+        return Judge(eager(), relations="none").judge(one).divergence is not None
+
+
+@pytest.mark.parametrize(
+    ("one", "op", "policy"),
+    [
+        (case(W, call("mm", "x0", "w1")), "mm", None),
+        (case(HALVES, call("mm", "x0", "w1")), "mm", None),
+        (case(HALVES, call("mse_loss", "x0", "w1")), "mse_loss", None),
+        (case(W, call("mse_loss", "x0", "w1")), "mse_loss", None),
+        # cat promotes on its own, too: only another policy shows.
+        (case([HALVES[0], W[1]], call("cat", ["x0", "w1"])), "cat", Policy.LOWER_PRECISION_FP),
+        (case(HALVES, call("cat", ["x0", "w1"])), "cat", Policy.LOWER_PRECISION_FP),
+    ],
+)
+def test_a_case_counts_for_an_op_if_it_notices_that_the_op_has_another_policy(
+    one: Case, op: str, policy: Policy | None
+) -> None:
+    assert (f"cpu:{op}" in named(one)) == diverges(one, op, policy)
+
+
+def test_a_case_that_diverged_counts_for_the_kernel_at_which_it_did() -> None:
+    one = case(W, call("mm", "x0", "w1"), call("matmul", "v0", "w1", to="v1"))
+    assert {"cpu:mm", "cpu:matmul", "autocast.op-dtype"} <= {*named(one)}
+    wrong = Judge(Counting("cpu", wrong=True), relations="none").judge(one)
+    assert wrong.outcome == "diverged"
+    assert wrong.record("all").promises == ("cpu:mm",)
+
+
+def test_both_sides_refuse_what_is_banned() -> None:
+    loss = case(
+        [x("x0", 3, domain="unit"), x("x1", 3, domain="unit")],
+        call("binary_cross_entropy", "x0", "x1"),
+    )
+    assert "amp.banned" in named(loss, "fake-cuda")
+    assert "amp.banned" not in named(loss)
+
+
+def test_torch_promises_nothing_about_an_autocast_that_is_not_its_own() -> None:
+    verdict = Judge(eager(), relations="none").judge(case(W, call("mm", "x0", "w1")))
+    assert replace(verdict, backend="jax[cpu]").record("all").promises == ()
