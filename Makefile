@@ -75,8 +75,8 @@ fuzz: $(STAMP)  ## fuzz the installed torch (FUZZ_ARGS="run --profile=ci")
 open: $(STAMP)  ## judge the findings again that the package lists and nobody has explained
 	$(BIN)/amp-fuzz baseline check --baseline=amp_fuzz/findings/open.toml
 
-pages: $(STAMP)  ## write the pages of known bugs and of honest runs (docs/findings, docs/evidence)
-	@failed=; for page in findings measured; do $(BIN)/python docs/$$page.py || failed=yes; done; test -z "$$failed"
+pages: $(STAMP)  ## write the pages of known bugs, of honest runs and of promises (docs/findings, docs/evidence)
+	@failed=; for page in findings measured promises; do $(BIN)/python docs/$$page.py || failed=yes; done; test -z "$$failed"
 
 # A warning is an error, and so is a name that nothing documents. Needs no network once installed.
 docs: $(VENV)/.docs  ## build the documentation in build/docs (open build/docs/index.html)

@@ -30,9 +30,9 @@ from amp_fuzz.cases.program import (
     uses,
 )
 from amp_fuzz.records.fingerprint import ingredient
-from amp_fuzz.records.promises import Kernels, promises
+from amp_fuzz.records.promises import Kernels, Promise, promises
 
-__all__ = ["FACTS", "Reached", "Seen", "facts", "listed"]
+__all__ = ["FACTS", "Reached", "Seen", "facts", "listed", "within_reach"]
 
 FACTS: Mapping[str, str] = {
     # -- the run of the case
@@ -62,6 +62,8 @@ FACTS: Mapping[str, str] = {
     "off": "a listed op is called where a context is disabled, and its result shows it",
     "off inside": "and that context stands in one that is on",
     "on again": "after that, a call is cast in the outer context",
+    "other thread": "a listed op is called in a thread without the context, as its result shows",
+    "body off": "a listed op is called in a body without autocast, as its result shows",
     "left": "a value of 16 bits is used behind the context in which it was made",
     # -- calls that autocast handles
     "cast": "a tensor was cast, or a dtype set, where it matters",
@@ -98,7 +100,6 @@ FACTS: Mapping[str, str] = {
     "native": "an op that is not listed promoted float32 and 16 bits itself",
     "no-op cast": "a value of a context that is float32 was cast to float32",
     # -- what a program consists of
-    "ruled": "it calls a listed op",
     "half input": "an input has 16 bits",
     "integer input": "an input is no floating tensor",
     "functions": "it calls a custom function",
@@ -194,13 +195,33 @@ def _listings() -> Mapping[tuple[str, str], list[tuple[str, frozenset[str]]]]:
     return found
 
 
+def within_reach(promise: Promise, backends: Mapping[str, str]) -> bool:
+    """Return whether a case on one of these backends could falsify a promise at all.
+
+    backends: their device types by name.
+    """
+    if promise.devices and not {*backends.values()} & {*promise.devices}:
+        return False
+    places = [{*_places(name, device)} for name, device in backends.items()]
+    needed = ({f for f in w if f.startswith(_PLACES)} for w in promise.when)
+    return any(facts <= place for facts in needed for place in places)
+
+
+_PLACES = ("backend=", "device=", "told", "untold")
+
+
+def _places(backend: str, device: str) -> Iterator[str]:
+    """Yield the facts about where a case ran."""
+    stem = re.split(r"\W", backend)[0]
+    yield from (f"backend={stem}", f"device={device}")
+    if backend.startswith("compile"):
+        yield "untold" if "+default" in backend else "told"
+
+
 def _run(seen: Seen) -> Iterator[str]:
     """Yield the facts about how a case ran."""
     plan, program = seen.case.plan, seen.case.program
-    stem = re.split(r"\W", seen.backend)[0]
-    yield from (f"backend={stem}", f"device={seen.device}", f"entry={plan.entry}")
-    if stem == "compile":
-        yield "untold" if "+default" in seen.backend else "told"
+    yield from (*_places(seen.backend, seen.device), f"entry={plan.entry}")
     weights = any(spec.requires_grad for spec in program.inputs)
     trains = weights and (plan.backward != "none" or plan.differentiates)
     yield "trains" if trains else "infers"
@@ -232,6 +253,8 @@ def _contexts(seen: Seen) -> Iterator[str]:
         yield "on"
     if own and not own[-1].enabled and plan.entry in _CASTS_INPUTS:
         yield "off"
+    if not own and any(c.enabled for c in plan.contexts) and plan.entry in _CASTS_INPUTS:
+        yield "context elsewhere"
     named = False
     for context in (*own, *(c for c in inner if isinstance(c, Autocast) and _own(c, seen.device))):
         if _on(context, seen.device):
@@ -295,6 +318,7 @@ def _calls(seen: Seen) -> Iterator[str]:
     cast = {one.overload for one in seen.reached if one.matters}
     # In another thread, and in a body that runs without autocast, only regions count.
     bare = plan.thread == "inside" or plan.entry in _CASTS_INPUTS
+    entered = bare and any(_on(c, device) for c in plan.contexts[-1:] if _own(c, device))
     made, lowered, left = set[str](), set[str](), False
     for call, stack in _walk(seen.case.program.body, () if bare else plan.contexts):
         own = [c for c in stack if _own(c, device)]
@@ -304,9 +328,7 @@ def _calls(seen: Seen) -> Iterator[str]:
         shows = _uncast(ruled, results)
         within = any(_on(c, device) for c in own[:-1])
         yield from _kinds(call.op)
-        if ruled:
-            yield "ruled"
-        elif results and results[0] in FLOAT_DTYPES:
+        if not ruled and results and results[0] in FLOAT_DTYPES:
             yield from _native(call, given, results[0])
         if (call.op == "float" or DType("float32") in call.args[1:]) and any(
             dtypes.get(n) == "float32" for n in made & read
@@ -316,7 +338,9 @@ def _calls(seen: Seen) -> Iterator[str]:
             left |= within
             if any(dtypes.get(n) in HALVES for n in made & read):
                 yield "left"
-            if shows:
+            if shows and not own and entered:
+                yield "other thread" if plan.thread == "inside" else "body off"
+            elif shows:
                 yield from _off(own, within=within, elsewhere=any(c.enabled for c in stack))
             continue
         made.update(call.outputs)

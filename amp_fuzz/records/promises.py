@@ -19,7 +19,11 @@ __all__ = ["Differs", "Document", "Kernels", "OpList", "Promise", "Promises", "p
 
 
 class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A document that promises something. read: the version or commit that was read."""
+    """A document that promises something.
+
+    path: in its repository, pytorch/pytorch unless it says otherwise; several are separated by
+    semicolons. read: for each of them, the version or commit that was read.
+    """
 
     title: str
     path: str
@@ -75,9 +79,9 @@ class Differs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _CAST = {
-    "lower": "Its floating inputs are cast to the low dtype.",
-    "float32": "It runs in float32, or with a float32 result.",
-    "widest": "Its floating inputs are cast to the widest dtype among them.",
+    "lower": "its floating inputs are cast to the low dtype.",
+    "float32": "it runs in float32, or gives float32.",
+    "widest": "its floating inputs are cast to the widest dtype among them.",
 }
 
 
@@ -171,5 +175,5 @@ def _listed(lists: Sequence[OpList]) -> Iterator[Promise]:
         for op in one.ops:
             name = f"{one.device}:{op}"
             when = (frozenset((name,)),)
-            says = f"`{op}`: {_CAST[one.to]}"
+            says = f"{op}: {_CAST[one.to]}"
             yield Promise(name, one.document, one.at, says, (one.device,), when=when, op=op)

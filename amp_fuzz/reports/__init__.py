@@ -162,7 +162,7 @@ def _numbers(seen: View) -> dict[str, Numbers]:
     return {b.name: Numbers(b.cases, b.rate, b.reached, b.reachable) for b in ran}
 
 
-_SIDE = r"(?:ops|tested|devices|conformance|findings-\d+)\.html"
+_SIDE = r"(?:ops|tested|promises|devices|conformance|findings-\d+)\.html"
 
 
 def terminal(

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from amp_fuzz.cases.program import statements
+from amp_fuzz.records.promises import promises
 from amp_fuzz.reports.conformance import counted
 from amp_fuzz.reports.pictures import LEVELS, excess_text, far, shade, times_text
 from amp_fuzz.reports.printable import plural
+from amp_fuzz.reports.promised import ENOUGH, totals
 from amp_fuzz.reports.trend import Trend
 from amp_fuzz.reports.unseen import AHEAD
 from amp_fuzz.reports.view import (
@@ -68,6 +70,8 @@ def pages(view: View, audit: Audit | None = None) -> dict[str, str]:
     if view.pictures.devices.columns:
         threshold = view.pictures.threshold
         side["devices.html"] = _page("devices.html", view, audit=audit, threshold=threshold)
+    if view.promised:
+        side["promises.html"] = _page("promises.html", view, documents=promises().documents)
     parts = range(MOST_FINDINGS, len(view.new), SIDE_FINDINGS)
     for number, start in enumerate(parts, 2):
         side[f"findings-{number}.html"] = _page(
@@ -84,6 +88,8 @@ def pages(view: View, audit: Audit | None = None) -> dict[str, str]:
         findings=view.new[:MOST_FINDINGS],
         longest=LONGEST_BLOCK,
         ahead=AHEAD,
+        totals=totals(view.promised) if view.promised else (),
+        enough=ENOUGH,
         most_rows=MOST_ROWS,
         most_notes=MOST_FINDINGS,
         most_own=MOST_FINDINGS,

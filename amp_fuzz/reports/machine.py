@@ -47,6 +47,7 @@ def as_json(view: View, audit: Audit | None = None) -> str:
         "known": [{**_of(k, _KNOWN), "backends": dict(k.backends)} for k in view.known],
         "baseline": [_of(entry, _BASELINE) for entry in view.baseline],
         "unseen": _unseen(view),
+        "promises": [{"id": p.promise.id, "cases": p.backends} for p in view.promised],
         "pictures": numbers(view, audit),
     }
     return json.dumps(facts, indent=1, allow_nan=False) + "\n"

@@ -10,6 +10,7 @@ from amp_fuzz.reports.conformance import Audit, counted
 from amp_fuzz.reports.devices import Devices
 from amp_fuzz.reports.pictures import Heat, Pictures, Tested, excess_text
 from amp_fuzz.reports.printable import plural
+from amp_fuzz.reports.promised import ENOUGH, Promised, totals
 from amp_fuzz.reports.trend import Numbers, Trend
 from amp_fuzz.reports.unseen import AHEAD
 from amp_fuzz.reports.view import FindingView, KnownView, View, clean, rate, short_dtypes, time_of
@@ -39,6 +40,7 @@ def render(view: View, audit: Audit | None = None) -> str:
     parts += [_heat("Largest excess by op and backend", _EXCESS, shown.excess)]
     parts += [
         _unseen(view),
+        _promised(view.promised),
         _tested(shown.tested),
         _trend(view.trend),
         *_conformance(audit),
@@ -352,6 +354,27 @@ def _unseen(view: View) -> Iterator[str]:
     if view.untried_anywhere:
         yield ""
         yield f"No case had: {', '.join(map(code, view.untried_anywhere))}."
+    yield from _close()
+
+
+def _promised(found: Sequence[Promised]) -> Iterator[str]:
+    if not found:
+        return
+    none = [p.promise.id for p in found if not p.cases]
+    yield from _open(f"Promises of torch's documents ({len(none):,} of {len(found):,} untested)")
+    yield "How many promises so many cases could have falsified."
+    yield ""
+    header = ("document", "promises", f"by {ENOUGH} cases or more", "by fewer", "by none")
+    rows = [(text(t.document), *(f"{n:,}" for n in t[1:])) for t in totals(found)]
+    yield from _table(header, rows, right=range(1, 5))
+    yield ""
+    least = sorted(found, key=lambda p: p.cases)
+    few = [p for p in least if p.cases]
+    rows = [(code(p.promise.id), text(p.promise.says), f"{p.cases:,}") for p in few[:MOST_ROWS]]
+    yield from _listed(("promise", "what it says", "cases"), rows, len(few), "promise")
+    if none:
+        yield ""
+        yield f"No case could have falsified: {', '.join(map(code, none))}."
     yield from _close()
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from amp_fuzz.reports.printable import plural
+from amp_fuzz.reports.promised import ENOUGH, totals
 from amp_fuzz.reports.unseen import AHEAD
 from amp_fuzz.reports.view import (
     BackendView,
@@ -200,6 +201,12 @@ def _unseen(view: View, width: int) -> Iterator[str]:
         yield from _wrap(f"{u.name}: {u.likely} ({u.counted})", width, indent="  ")
     if view.untried_anywhere:
         yield from _wrap(f"no case had: {', '.join(view.untried_anywhere)}", width)
+    if view.promised:
+        *_, t = totals(view.promised)
+        said = f"{t.enough:,} by {ENOUGH} cases or more, {t.none:,} by none"
+        yield from _wrap(
+            f"promises that cases could have falsified, of {t.promises:,}: {said}", width
+        )
 
 
 def _new(view: View, width: int) -> Iterator[str]:

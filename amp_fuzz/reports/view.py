@@ -30,6 +30,7 @@ from amp_fuzz.reports import frames
 from amp_fuzz.reports.frames import RunData
 from amp_fuzz.reports.pictures import Pictures, pictures
 from amp_fuzz.reports.printable import clean, clean_lines, plural
+from amp_fuzz.reports.promised import Promised, promised
 from amp_fuzz.reports.trend import Trend
 from amp_fuzz.reports.unseen import Unseen, unseen, untried
 
@@ -343,8 +344,9 @@ class View:
     fail the run. notes: what else a reader must know to trust the numbers. lost: new diverging
     cases that left no record to replay. summary: the most important rows first: new divergences,
     known ones, then what was reached most. unseen: the causes that more cases may show. untried: by
-    backend, the ingredients of plans that no case had. trend: the runs of the store up to this one;
-    none if only its records were read.
+    backend, the ingredients of plans that no case had. promised: the promises of torch's documents
+    that the run could test, with numbers of cases; none if it counted none. trend: the runs of the
+    store up to this one; none if only its records were read.
     """
 
     run_id: str
@@ -376,6 +378,7 @@ class View:
     noted: tuple[NoteView, ...] = ()
     unseen: tuple[Unseen, ...] = ()
     untried: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    promised: tuple[Promised, ...] = ()
     trend: Trend = field(default_factory=Trend)
 
     @property
@@ -472,6 +475,7 @@ def view(data: RunData, known: Sequence[Bug]) -> View:
         noted=noted,
         unseen=unseen(data),
         untried=untried(data),
+        promised=promised(data),
     )
 
 

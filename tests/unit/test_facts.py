@@ -268,3 +268,34 @@ def test_arguments_that_are_no_tensors() -> None:
     )
     assert "arguments" in seen(case(call), CAST, ruled={"addmm": LOWER})
     assert "arguments" not in seen(case(), CAST)
+
+
+# -- bodies without autocast ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("plan", "name"),
+    [
+        ({"thread": "inside"}, "autocast.thread"),
+        ({"entry": "cast_inputs"}, "custom.disabled"),
+        ({"entry": "register_autocast"}, "register.disabled"),
+    ],
+)
+def test_a_body_without_autocast_shows_in_its_result(plan: Any, name: str) -> None:
+    assert name in counted(case(**plan), values={"v0": "float32"})
+    assert name not in counted(case(**plan), values={"v0": "bfloat16"})
+    assert name not in counted(case(**plan, contexts=(OFF,)), values={"v0": "float32"})
+    assert name not in counted(case(), CAST, values={"v0": "float32"})
+
+
+def test_inputs_are_cast_where_an_input_has_16_bits() -> None:
+    one = case(entry="register_autocast")
+    assert {"register.casts", "register.result"} <= counted(one)
+    wide = one.with_program(inputs=(X, W))
+    assert "register.casts" not in counted(wide)
+    off = case(entry="register_autocast", contexts=(OFF,))
+    assert "register.outside" in counted(off)
+    assert "register.casts" not in counted(off)
+    other = case(entry="register_autocast", contexts=(Autocast(device="cuda"),))
+    assert "register.device" in counted(other)
+    assert "register.device" not in counted(one)
