@@ -48,10 +48,13 @@ a [relation](../internals/relations.md) is a check of torch against itself, and 
 ## How a run counts
 
 A case counts for a promise if it could have falsified it: if it has all facts that the promise
-names, such as `cast`, a cast that mattered, or `entry=decorator` of its plan. `when` in
-`amp_fuzz/reference/promises.toml` names them; [below](#facts) is what they mean. If both sides
-raised, only promises about errors count; if they diverged, only the op at which they did. A
-[report](reports.md) shows the numbers of its run.
+names, such as `cast`, a cast that mattered and whose result was compared, or `entry=decorator` of
+its plan. `when` in `amp_fuzz/reference/promises.toml` names them; [below](#facts) is what they
+mean. If both sides raised, only promises about errors count; if they diverged, only the op at which
+they did. A [report](reports.md) shows the numbers of its run.
+
+Do the counts hold? Of 407 ops for which 1,042 drawn cases of `eager-cpu` that agreed count, 399 are
+noticed if the op runs in the other dtype (98 %; torch 2.13, `tests/oracle/test_promised.py`).
 
 {measured}
 {sections}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -47,7 +47,7 @@ def falsifiable(
         device,
         reached,
         {op: _ruled(op, device) for op in ops},
-        dict(_dtypes(case, seen)),
+        _dtypes(case, seen),
         raised=outcome == "raised",
         random=any(op in CATALOGUE and CATALOGUE[op].random for op in ops),
         overflow=case.plan.scaler and _overflows(seen),
@@ -74,13 +74,14 @@ def _ruled(op: str, device: str) -> Mapping[str, str]:
     return {name: rules[name].policy.value for name in names if name in rules}
 
 
-def _dtypes(case: Case, seen: Observation) -> Iterator[tuple[str, str]]:
-    """Yield the dtypes of inputs, and of values that were observed, by name."""
-    yield from ((spec.name, spec.dtype) for spec in case.program.inputs)
+def _dtypes(case: Case, seen: Observation) -> dict[str, str]:
+    """Return the dtypes of inputs, and of values that were observed in the first call, by name."""
+    found = {spec.name: spec.dtype for spec in case.program.inputs}
     for label, value in seen.values.items():
         name = label.rpartition(".")[2]
         if value is not None and name[:1] == "v" and name[1:].isdigit():
-            yield name, _name(value.dtype)
+            found.setdefault(name, _name(value.dtype))
+    return found
 
 
 def _overflows(seen: Observation) -> bool:

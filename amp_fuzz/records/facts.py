@@ -2,7 +2,7 @@
 
 A fact is a word, such as ``cast`` or ``entry=decorator``; `amp_fuzz/reference/promises.toml` names
 them. The words of a plan and its regions are those of `amp_fuzz.records.fingerprint.ingredient`.
-A fact about a value is only a fact if its dtype was observed. Nothing here needs torch.
+A fact about a value is only a fact if the value was compared. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
 
-from amp_fuzz.cases.case import Case
+from amp_fuzz.cases.case import Case, Plan
 from amp_fuzz.cases.program import (
     FLOAT_DTYPES,
     FP8,
@@ -66,7 +66,7 @@ FACTS: Mapping[str, str] = {
     "body off": "a listed op is called in a body without autocast, as its result shows",
     "left": "a value of 16 bits is used behind the context in which it was made",
     # -- calls that autocast handles
-    "cast": "a tensor was cast, or a dtype set, where it matters",
+    "cast": "a tensor was cast, or a dtype set, where it matters, and the result was compared",
     "cast=bfloat16": "a tensor was cast to bfloat16",
     "cast=float16": "a tensor was cast to float16",
     "cast=float32": "a tensor was cast to float32",
@@ -110,6 +110,7 @@ FACTS: Mapping[str, str] = {
 """What each fact means, apart from those of plans, backends, device types, policies and lists."""
 
 HALVES = ("bfloat16", "float16")
+_FLOATING = ("float", "bfloat", "complex")
 _PROMOTES = ("add", "add.mixed", "sub", "mul", "mul.mixed", "div", "maximum", "maximum.mixed")
 _ATTENTION = ("MultiheadAttention", "TransformerEncoderLayer", "TransformerDecoderLayer")
 _ELSEWHERE = ("linalg", "special", "sparse")
@@ -158,6 +159,7 @@ class Seen:
 
 def facts(seen: Seen) -> frozenset[str]:
     """Return the facts about a case."""
+    seen = replace(seen, reached=_observed(seen))
     return frozenset(
         (
             *ingredient(seen.case).split("+"),
@@ -168,6 +170,22 @@ def facts(seen: Seen) -> frozenset[str]:
             *listed(seen.reached, {s.op for s in statements(seen.case.program.body)}),
         )
     )
+
+
+def _observed(seen: Seen) -> list[Reached]:
+    """Return the calls of ops that have a floating result which was compared, or that raised.
+
+    Of a value that is only computed with, later roundings may hide what it was. In-place calls and
+    those with ``out=`` reach kernels only inside the op.
+    """
+    shown = {
+        overload
+        for call, stack in _walk(seen.case.program.body, _around(seen.case.plan))
+        if _enabled(stack, seen.device) and call.form not in ("inplace", "out")
+        if any(seen.dtypes.get(name, "").startswith(_FLOATING) for name in call.outputs)
+        for overload in seen.ruled.get(call.op, ())
+    }
+    return [one for one in seen.reached if one.overload in shown or one.policy == "banned"]
 
 
 def listed(reached: Sequence[Reached], ops: Collection[str]) -> Iterator[str]:
@@ -249,7 +267,7 @@ def _contexts(seen: Seen) -> Iterator[str]:
     every = [c for c in (*plan.contexts, plan.backward_context, *inner, *after) if c]
     if not any(isinstance(c, Autocast) for c in every):
         yield "bare"
-    if own and _on(own[-1], seen.device):
+    if _enabled(plan.contexts, seen.device):
         yield "on"
     if own and not own[-1].enabled and plan.entry in _CASTS_INPUTS:
         yield "off"
@@ -316,11 +334,10 @@ def _calls(seen: Seen) -> Iterator[str]:
     """Yield the facts about the statements of a program."""
     plan, device, dtypes = seen.case.plan, seen.device, seen.dtypes
     cast = {one.overload for one in seen.reached if one.matters}
-    # In another thread, and in a body that runs without autocast, only regions count.
-    bare = plan.thread == "inside" or plan.entry in _CASTS_INPUTS
-    entered = bare and any(_on(c, device) for c in plan.contexts[-1:] if _own(c, device))
+    around = _around(plan)
+    entered = not around and _enabled(plan.contexts, device)
     made, lowered, left = set[str](), set[str](), False
-    for call, stack in _walk(seen.case.program.body, () if bare else plan.contexts):
+    for call, stack in _walk(seen.case.program.body, around):
         own = [c for c in stack if _own(c, device)]
         ruled, read = seen.ruled.get(call.op, {}), set(uses(call))
         given = [dtypes[n] for n in read if n in dtypes]
@@ -334,7 +351,7 @@ def _calls(seen: Seen) -> Iterator[str]:
             dtypes.get(n) == "float32" for n in made & read
         ):
             yield "no-op cast"
-        if not own or not _on(own[-1], device):
+        if not _enabled(stack, device):
             left |= within
             if any(dtypes.get(n) in HALVES for n in made & read):
                 yield "left"
@@ -433,6 +450,18 @@ def _walk(
             yield from _walk(node.body, (*stack, node.context))
         else:
             yield from _walk(node.body, stack)
+
+
+def _around(plan: Plan) -> tuple[Autocast, ...]:
+    """Return the contexts that a program sees: none in another thread, or in a body without."""
+    bare = plan.thread == "inside" or plan.entry in _CASTS_INPUTS
+    return () if bare else plan.contexts
+
+
+def _enabled(stack: Sequence[Autocast], device: str) -> bool:
+    """Return whether autocast of a device is on inside these contexts."""
+    own = [c for c in stack if _own(c, device)]
+    return bool(own) and _on(own[-1], device)
 
 
 def _own(context: Autocast, device: str) -> bool:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from amp_fuzz.backends import backends
+from amp_fuzz.backends.harness import quiet
 from amp_fuzz.cases.case import Case
 from amp_fuzz.oracle.judge import Judge
-from amp_fuzz.policies.tables import Policy
+from amp_fuzz.policies.tables import Policy, load_table
+from amp_fuzz.records.promises import Kernels, promises
 from amp_fuzz.reference.suppositions import supposing
-from tests.helpers import call, case, eager, x
+from tests.helpers import call, case, drawn, eager, x
 
 from .test_trial import Counting
 
@@ -45,6 +48,31 @@ def test_a_case_counts_for_an_op_if_it_notices_that_the_op_has_another_policy(
     one: Case, op: str, policy: Policy | None
 ) -> None:
     assert (f"cpu:{op}" in named(one)) == diverges(one, op, policy)
+
+
+@pytest.mark.slow
+def test_drawn_cases_notice_that_an_op_they_count_for_runs_in_the_other_dtype() -> None:
+    """Of 407, eight do not: inside an op with an op in it, the wrong cast is rounded away."""
+    told = [told for one in drawn(1000, seed=9) for told in notices(one)]
+    assert len(told) > 100
+    assert sum(told) >= 0.95 * len(told)
+
+
+def notices(one: Case) -> Iterator[bool]:
+    """Yield for each op that a case counts for whether it notices that the op is cast wrongly."""
+    rules = load_table("cpu").rules
+    with quiet():
+        record = Judge(eager(), relations="none").judge(one).record("all")
+    for name in record.promises if record.outcome == "agreed" else ():
+        device, _, op = name.partition(":")
+        kernels = promises().kernels.get(op, Kernels((op,))).reaches
+        hit = [o for o in rules if {o, o.partition(".")[0]} & {*kernels}] if device == "cpu" else []
+        for overload in hit[:1]:
+            lowers = rules[overload].policy is Policy.LOWER_PRECISION_FP
+            wrong = Policy.FP32 if lowers else Policy.LOWER_PRECISION_FP
+            with quiet(), supposing(dict.fromkeys(hit, wrong)):
+                judge = Judge(eager(), relations="none", confirm=False)
+                yield judge.judge(one).divergence is not None
 
 
 def test_a_case_that_diverged_counts_for_the_kernel_at_which_it_did() -> None:

@@ -14,12 +14,14 @@ from amp_fuzz.cases.program import (
     Checkpoint,
     DType,
     Float,
+    Items,
     Node,
     Program,
     Ref,
     Region,
     Statement,
     TensorSpec,
+    statements,
 )
 from amp_fuzz.records.facts import Reached, Seen, facts
 from amp_fuzz.records.promises import promises
@@ -27,7 +29,8 @@ from amp_fuzz.records.promises import promises
 X, W = TensorSpec("x0", (2, 2), "float32"), TensorSpec("w1", (2, 2), "float32", role="weight")
 H = TensorSpec("x2", (2, 2), "bfloat16")
 MM = Statement("mm", "function", (Ref("x0"), Ref("w1")), outputs=("v0",))
-LOWER = {"mm": "lower_precision_fp"}
+LOWER, SETS = {"mm": "lower_precision_fp"}, {"softmax.int": "fp32_set_opt_dtype"}
+RULED = {"mm": LOWER, "softmax": SETS, "softmin": SETS, "cat": {"cat": "promote"}}
 BF16, OFF = Autocast(dtype="bfloat16"), Autocast(enabled=False)
 
 
@@ -55,8 +58,9 @@ def seen(
     ruled: Mapping[str, Mapping[str, str]] | None = None,
     **more: bool,
 ) -> frozenset[str]:
-    dtypes = {spec.name: spec.dtype for spec in one.program.inputs} | dict(values or {})
-    rules = {"mm": LOWER} if ruled is None else ruled
+    made = {name: "float32" for call in statements(one.program.body) for name in call.outputs}
+    dtypes = {spec.name: spec.dtype for spec in one.program.inputs} | (values or made)
+    rules = RULED if ruled is None else ruled
     return facts(Seen(one, backend, device, kernels, rules, dtypes, **more))
 
 
@@ -75,6 +79,20 @@ def test_a_call_that_is_the_same_without_autocast_counts_for_nothing() -> None:
     """A seeded fault: counting each kernel that is reached would count this one."""
     found = counted(case(), reached("bfloat16", "bfloat16"))
     assert not {"cpu:mm", "autocast.op-dtype", "aten.lower"} & found
+
+
+@pytest.mark.parametrize("values", [{"v1": "float32"}, {"v0": "int64"}, {"v0": "bool"}])
+def test_a_value_that_is_not_compared_as_a_float_counts_for_nothing(values: Any) -> None:
+    """A seeded fault: what is only computed with may be rounded again before it is seen."""
+    assert "cpu:mm" not in counted(case(), CAST, values=values)
+    assert "cpu:mm" in counted(case(), CAST, values={"v0": "bfloat16"})
+
+
+def test_a_kernel_counts_where_the_program_calls_its_op_under_autocast() -> None:
+    """In another thread, say, only the backward pass reaches it."""
+    assert "cpu:mm" not in counted(case(thread="inside"), CAST)
+    assert "cpu:mm" not in counted(case(msgspec.structs.replace(MM, form="out")), CAST)
+    assert "cpu:mm" not in counted(case(), CAST, ruled={"mm": {"matmul": "lower_precision_fp"}})
 
 
 def test_setting_a_dtype_matters_for_16_bits_alone() -> None:
@@ -223,9 +241,10 @@ def test_what_promotes_depends_on_the_inputs() -> None:
     wide = Reached(
         "cpu", "cat", "promote", ("bfloat16", "float32"), ((0, "bfloat16", "float32", False),)
     )
-    assert "amp.cpu-promote-low" in counted(case(), low)
-    assert "amp.cpu-promote-float32" not in counted(case(), low)
-    assert {"amp.cpu-promote-float32", "cpu:cat"} <= counted(case(), wide)
+    one = case(Statement("cat", "function", (Items((Ref("x2"), Ref("x0"))),), outputs=("v0",)))
+    assert "amp.cpu-promote-low" in counted(one, low)
+    assert "amp.cpu-promote-float32" not in counted(one, low)
+    assert {"amp.cpu-promote-float32", "cpu:cat", "aten.optional"} <= counted(one, wide)
 
 
 def test_the_cache_serves_only_what_is_cast_twice_in_one_block() -> None:
