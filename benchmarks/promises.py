@@ -14,6 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from amp_fuzz.records.facts import place
 from amp_fuzz.records.store import Store
 from amp_fuzz.reports import frames
 from benchmarks.common import ROOT, Row, arguments, commit, machine, write
@@ -40,13 +41,16 @@ def measured(store: Store) -> Row:
     by_id: dict[str, dict[str, int]] = {}
     for (backend, name), count in sorted(promised.items()):
         by_id.setdefault(name, {})[backend] = count
-    devices = {b.name: b.device for data in runs for b in data.run.backends}
+    backends = {b.name: b for data in runs for b in data.run.backends}
     return {
         "code": commit(),
         "torch": torch,
         "machine": machine("one worker"),
-        "seeds": sorted(data.run.seed for data in runs),
-        "backends": {n: {"device": d, "cases": cases[n]} for n, d in devices.items()},
+        "seeds": sorted({data.run.seed for data in runs}),
+        "backends": {
+            name: {"place": place(b.device, b.implements), "cases": cases[name]}
+            for name, b in backends.items()
+        },
         "promises": by_id,
     }
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -163,37 +164,47 @@ def plain(text: str) -> str:
 def measured(found: dict[str, Any], counts: dict[str, int]) -> str:
     """Return what runs measured: how many promises they tested, and the rest by name."""
     backends = found["backends"]
-    devices = {name: one["device"] for name, one in backends.items()}
-    about = [p for p in promises().by_id.values() if within_reach(p, devices)]
+    places = [one["place"] for one in backends.values()]
+    about = [p for p in promises().by_id.values() if within_reach(p, places)]
     enough = [p for p in about if counts.get(p.id, 0) >= ENOUGH]
     rest = [p for p in about if 0 < counts.get(p.id, 0) < ENOUGH]
     none = [p for p in about if p.id not in counts]
+    nightly = {p.id: expected(found, p) for p in about}
+    rare = [p for p in about if nightly[p.id] < ENOUGH]
     ran = ", ".join(f"{one['cases']:,} cases of `{name}`" for name, one in backends.items())
-    seeds = ", ".join(map(str, found["seeds"]))
     elsewhere = [p for p in promises().by_id.values() if p not in about and not p.never]
-    return (
-        f"Runs of torch {found['torch']} ({ran}; seeds {seeds};\n`benchmarks/promises.py` wrote "
-        f"[promises.json](../../benchmarks/promises.json)) could test {len(about)} promises.\n"
+    seeds = ", ".join(map(str, found["seeds"]))
+    short = (
+        f"Runs of torch {found['torch']} ({ran}; seeds {seeds}; `benchmarks/promises.py` wrote "
+        f"[promises.json](../../benchmarks/promises.json)) could test {len(about)} promises. "
         f"{ENOUGH} cases or more could have falsified {len(enough)} of them "
-        f"({share(enough, about)}), fewer {len(rest)}, none {len(none)}. The other\n"
-        f"{len(elsewhere)} that a case can falsify are about other backends and device types.\n\n"
-        f"By fewer than {ENOUGH}: {named(rest, counts)}.\n\n"
-        f"By none: {named(none, counts)}.\n"
+        f"({share(enough, about)}), fewer {len(rest)}, none {len(none)}. The other "
+        f"{len(elsewhere)} that a case can falsify are about other backends and device types."
     )
+    often = [p for p in about if p not in rare]
+    long = (
+        f"A nightly run has {NIGHTLY:,} cases a backend. At the same rates it has {ENOUGH} or more "
+        f"for {len(often)} ({share(often, about)}). The others:"
+    )
+    rows = ((f"`{p.id}`", f"{nightly[p.id]:.0f}", promises().rare.get(p.id, _OP)) for p in rare)
+    filled = "\n\n".join(textwrap.fill(text, 100, **_WHOLE) for text in (short, long))
+    return f"{filled}\n\n{table(('promise', 'cases', 'why'), rows)}"
+
+
+_OP = "one of some 580 ops: few calls of it have inputs that are cast"
+_WHOLE: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+NIGHTLY = 20_000
+
+
+def expected(found: dict[str, Any], promise: Promise) -> float:
+    """Return how many cases of a nightly run could falsify a promise, at the measured rates."""
+    counts = found["promises"].get(promise.id, {})
+    return sum(NIGHTLY * n / found["backends"][name]["cases"] for name, n in counts.items())
 
 
 def share(part: Sequence[Promise], whole: Sequence[Promise]) -> str:
     """Return a share in per cent."""
     return f"{100 * len(part) / len(whole):.0f} %"
-
-
-def named(found: Sequence[Promise], counts: dict[str, int]) -> str:
-    """Return promises by name, with the numbers of their cases."""
-    return ", ".join(f"`{p.id}`" + _counted(counts.get(p.id, 0)) for p in found) or "-"
-
-
-def _counted(cases: int) -> str:
-    return f" ({cases})" if cases else ""
 
 
 def section(name: str, counts: dict[str, int]) -> str:

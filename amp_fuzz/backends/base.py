@@ -144,7 +144,8 @@ class Facts:
     is no finding of a check. library: the one that it needs besides torch. installs: what pip must
     install for scripts that run it with amp-fuzz. scripts: whether a script without amp-fuzz can
     show a case. imports: the modules that its library imports at the first call, where that takes
-    seconds.
+    seconds. implements: the facts about each of its cases by which promises of torch's documents are
+    about it (`amp_fuzz.records.facts`); none if torch promises nothing about it.
     """
 
     area: str = ""
@@ -160,6 +161,7 @@ class Facts:
     installs: str = ""
     scripts: bool = True
     imports: tuple[str, ...] = ()
+    implements: tuple[str, ...] = ("backend=torch",)
 
 
 @runtime_checkable

@@ -285,6 +285,7 @@ class CompileBackend(TorchRepros, TorchBackend):
             cached=self.cached,
             scripts=not self.cached,
             imports=_IMPORTS.get(self.rung, _AOT),
+            implements=("backend=compile", "told" if self.told else "untold"),
         )
 
     def blame(self, agrees: Callable[[], bool]) -> str:

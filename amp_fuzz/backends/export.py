@@ -154,6 +154,7 @@ class ExportBackend(TorchRepros, TorchBackend):
             partial="torch.export",
             saves=True,
             imports=("torch._dynamo.repro.after_dynamo", "torch.export._trace"),
+            implements=("backend=export",),
         )
 
     def source(self, case: Case) -> str:

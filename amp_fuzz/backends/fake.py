@@ -213,7 +213,8 @@ class FakeBackend(TorchRepros, TorchBackend):
     def facts(self) -> Facts:
         """Return how a divergence was observed."""
         return Facts(
-            seen="It was observed on fake tensors, with torch's autocast kernels for that device"
+            seen="It was observed on fake tensors, with torch's autocast kernels for that device",
+            implements=("backend=fake",),
         )
 
     def called(self, function: Callable[..., Any], plan: Plan, call: Call) -> Observation:

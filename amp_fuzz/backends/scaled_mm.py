@@ -115,7 +115,11 @@ class ScaledBackend(QuantisingBackend):
 
     def facts(self) -> Facts:
         """Return facts for issues."""
-        return Facts(area="float8", made="with `torch.nn.functional.scaled_mm`")
+        return Facts(
+            area="float8",
+            made="with `torch.nn.functional.scaled_mm`",
+            implements=("backend=scaled_mm",),
+        )
 
 
 def backends() -> list[Backend]:

@@ -143,6 +143,7 @@ class TorchaoBackend(QuantisingBackend):
             made="with linear layers converted by `convert_to_float8_training`",
             library="torchao",
             installs="amp-fuzz[fp8]",
+            implements=("backend=torchao",),
         )
 
 
@@ -182,7 +183,11 @@ class MxBackend(TorchaoBackend):
     def facts(self) -> Facts:
         """Return facts for issues."""
         return Facts(
-            area="mx", made="with `MXFP8Linear`", library="torchao", installs="amp-fuzz[fp8]"
+            area="mx",
+            made="with `MXFP8Linear`",
+            library="torchao",
+            installs="amp-fuzz[fp8]",
+            implements=("backend=torchao",),
         )
 
 

@@ -186,6 +186,7 @@ class ScriptBackend(TorchRepros, TorchBackend):
             made=f"{_MADE[self.mode]} with `torch.jit.{self.mode}`",
             promise=f"[TorchScript]({link}): a scripted program computes what eager computes.",
             saves=self.saves,
+            implements=(f"backend={self.mode}",),
         )
 
     def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:

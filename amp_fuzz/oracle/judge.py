@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from amp_fuzz.backends import Backend, BackendError, unsupported
-from amp_fuzz.backends.base import misplaced
+from amp_fuzz.backends.base import facts_of, misplaced
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.cases.case import Case
 from amp_fuzz.oracle.attribution import NONE, Own, own
@@ -140,6 +140,7 @@ class Judge:
             own=said.own,
             hits=observed.hits,
             device=backend.device,
+            implements=facts_of(backend).implements,
         )
 
     def _explained(self, trial: Trial, found: Divergence) -> Explanation:

@@ -18,14 +18,11 @@ from amp_fuzz.reference import KernelCall
 
 __all__ = ["falsifiable"]
 
-_OTHERS = ("jax", "torchax")
-"""Backends that have an autocast of their own, about which torch promises nothing."""
-
 
 def falsifiable(
     case: Case,
-    backend: str,
     device: str,
+    implements: Sequence[str],
     outcome: Outcome,
     seen: Observation,
     kernels: Sequence[KernelCall],
@@ -33,18 +30,17 @@ def falsifiable(
     """Return the ids of the promises that a case could have falsified.
 
     Of a case that diverged only the kernels at which it did were compared. kernels: these, or all
-    that the reference reached. seen: what the reference did.
+    that the reference reached. seen: what the reference did. implements: see
+    `amp_fuzz.backends.base.Facts`.
     """
-    if backend.startswith(_OTHERS):
-        return ()
     reached = [_reached(kernel) for kernel in kernels]
     ops = {s.op for s in statements(case.program.body)}
     if outcome not in ("agreed", "raised"):
         return promises().falsifiable(frozenset(listed(reached, ops)))
     known = Seen(
         case,
-        backend,
         device,
+        implements,
         reached,
         {op: _ruled(op, device) for op in ops},
         _dtypes(case, seen),

@@ -38,8 +38,8 @@ class Verdict:
     it. platform: see `Observation`. notes: facts that do not affect the outcome;
     `amp_fuzz.findings.notes` finds more of them later. farthest: the largest excess that was
     measured, and its label; -1 if none was. seen: what the reference did. own: how the backend
-    differs without autocast too, if that is not all. hits: see `Observation`. device: that of the
-    backend.
+    differs without autocast too, if that is not all. hits: see `Observation`. device,
+    implements: of the backend.
     """
 
     case: Case
@@ -59,6 +59,7 @@ class Verdict:
     own: Own = NONE
     hits: int = 0
     device: str = ""
+    implements: tuple[str, ...] = ()
 
     def record(self, family: str) -> CaseRecord:
         """Return the record of the case."""
@@ -92,11 +93,11 @@ class Verdict:
 
     def _falsifiable(self, guilty: KernelCall | None) -> tuple[str, ...]:
         """Return the promises that the case could have falsified. guilty: where it diverged."""
-        if self.seen is None or not self.device:
+        if self.seen is None or not self.implements:
             return ()
         kernels = self.kernels if self.divergence is None else [guilty] if guilty else []
-        case, name = self.case, self.backend
-        return falsifiable(case, name, self.device, self.outcome, self.seen, kernels)
+        of = self.case, self.device, self.implements, self.outcome
+        return falsifiable(*of, self.seen, kernels)
 
     def finding(
         self, family: str, minimised: Case | None = None, *, op: str = ""

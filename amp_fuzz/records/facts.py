@@ -7,7 +7,6 @@ A fact about a value is only a fact if the value was compared. Nothing here need
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from amp_fuzz.cases.program import (
     FP8,
     Autocast,
     AutocastDType,
+    Checkpoint,
     DType,
     Items,
     Node,
@@ -32,7 +32,7 @@ from amp_fuzz.cases.program import (
 from amp_fuzz.records.fingerprint import ingredient
 from amp_fuzz.records.promises import Kernels, Promise, promises
 
-__all__ = ["FACTS", "Reached", "Seen", "facts", "listed", "within_reach"]
+__all__ = ["FACTS", "Reached", "Seen", "facts", "listed", "place", "within_reach"]
 
 FACTS: Mapping[str, str] = {
     # -- the run of the case
@@ -141,14 +141,14 @@ class Reached(NamedTuple):
 class Seen:
     """A case that ran on a backend.
 
-    ruled: of each op of the program, the policies of the kernels that it may reach on the device,
-    by overload. dtypes: of inputs, and of those values that were observed. overflow: whether a
-    gradient is infinite or NaN.
+    implements: the facts by which promises are about the backend. ruled: of each op of the program,
+    the policies of the kernels that it may reach on the device, by overload. dtypes: of inputs, and
+    of those values that were observed. overflow: whether a gradient is infinite or NaN.
     """
 
     case: Case
-    backend: str
     device: str
+    implements: Sequence[str] = ()
     reached: Sequence[Reached] = ()
     ruled: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     dtypes: Mapping[str, str] = field(default_factory=dict)
@@ -213,33 +213,29 @@ def _listings() -> Mapping[tuple[str, str], list[tuple[str, frozenset[str]]]]:
     return found
 
 
-def within_reach(promise: Promise, backends: Mapping[str, str]) -> bool:
-    """Return whether a case on one of these backends could falsify a promise at all.
-
-    backends: their device types by name.
-    """
-    if promise.devices and not {*backends.values()} & {*promise.devices}:
-        return False
-    places = [{*_places(name, device)} for name, device in backends.items()]
-    needed = ({f for f in w if f.startswith(_PLACES)} for w in promise.when)
-    return any(facts <= place for facts in needed for place in places)
-
-
 _PLACES = ("backend=", "device=", "told", "untold")
 
 
-def _places(backend: str, device: str) -> Iterator[str]:
-    """Yield the facts about where a case ran."""
-    stem = re.split(r"\W", backend)[0]
-    yield from (f"backend={stem}", f"device={device}")
-    if backend.startswith("compile"):
-        yield "untold" if "+default" in backend else "told"
+def within_reach(promise: Promise, places: Sequence[Collection[str]]) -> bool:
+    """Return whether a case could falsify a promise at all.
+
+    places: of each backend, the facts about where its cases run: see `place`.
+    """
+    if promise.devices and not any(f"device={d}" in p for d in promise.devices for p in places):
+        return False
+    needed = ({f for f in w if f.startswith(_PLACES)} for w in promise.when)
+    return any(facts.issubset(place) for facts in needed for place in places)
+
+
+def place(device: str, implements: Sequence[str]) -> tuple[str, ...]:
+    """Return the facts about where a case runs."""
+    return (f"device={device}", *implements)
 
 
 def _run(seen: Seen) -> Iterator[str]:
     """Yield the facts about how a case ran."""
     plan, program = seen.case.plan, seen.case.program
-    yield from (*_places(seen.backend, seen.device), f"entry={plan.entry}")
+    yield from (*place(seen.device, seen.implements), f"entry={plan.entry}")
     weights = any(spec.requires_grad for spec in program.inputs)
     trains = weights and (plan.backward != "none" or plan.differentiates)
     yield "trains" if trains else "infers"
@@ -315,19 +311,27 @@ def _kernels(seen: Seen) -> Iterator[str]:
                 yield "complex" if dtype.startswith("complex") else "integer"
             elif dtype == "float64":
                 yield "float64"
-    # A pass that enters the context anew casts each weight once again.
-    passes = (1 if plan.loop == "inside" else plan.passes) + len(plan.later) + plan.interrupted
+    contexts = (*plan.contexts, *regions(seen.case.program.body))
+    entered = _entered(plan, contexts)
     if kept:
         yield "cached"
-    if max(kept.values(), default=0) > passes:
+    if max(kept.values(), default=0) > entered:
         yield "served"
-    if max(made.values(), default=0) > passes:
+    if max(made.values(), default=0) > entered:
         yield "made twice"
-    contexts = (*plan.contexts, *regions(seen.case.program.body))
     off = any(isinstance(c, Autocast) and c.cache_enabled is False for c in contexts)
     lowers = any(one.policy == "lower_precision_fp" and one.casts for one in seen.reached)
     if off and lowers and not kept and any(s.requires_grad for s in seen.case.program.inputs):
         yield "uncached"
+
+
+def _entered(plan: Plan, contexts: Collection[object]) -> int:
+    """Return how often the outermost context is entered at most: each time casts weights anew."""
+    again = plan.checkpoint != "none" or any(isinstance(c, Checkpoint) for c in contexts)
+    recomputes = again or plan.entry not in ("context", "decorator")
+    calls = plan.calls if plan.entry == "decorator" else 1
+    passes = 1 if plan.loop == "inside" else plan.passes
+    return passes * calls * (1 + recomputes) + len(plan.later) + plan.interrupted
 
 
 def _calls(seen: Seen) -> Iterator[str]:

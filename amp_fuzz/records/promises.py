@@ -87,13 +87,17 @@ _CAST = {
 
 @dataclass(frozen=True, slots=True)
 class Promises:
-    """All promises by id, with the documents that give them and the lists that some are from."""
+    """All promises by id, with the documents that give them and the lists that some are from.
+
+    rare: by id, why few cases of a run could falsify a promise.
+    """
 
     documents: Mapping[str, Document]
     by_id: Mapping[str, Promise]
     lists: Sequence[OpList]
     kernels: Mapping[str, Kernels]
     differs: Sequence[Differs]
+    rare: Mapping[str, str]
 
     def falsifiable(self, facts: Collection[str]) -> tuple[str, ...]:
         """Return the ids of the promises that a case with these facts could have falsified.
@@ -134,6 +138,7 @@ def parsed(text: str) -> Promises:
         lists,
         msgspec.convert(raw["kernels"], dict[str, Kernels]),
         msgspec.convert(raw["differs"], tuple[Differs, ...]),
+        raw["rare"],
     )
 
 

@@ -82,7 +82,8 @@ class BackendRecord(msgspec.Struct, frozen=True):
     """A backend of a run: its name, device type, and version or why it could not be used.
 
     `kernels` are the reachable autocast kernels that torch's dispatcher lists for the device. The
-    run's kernel coverage is the part of them that occurs in `CaseRecord.kernels`.
+    run's kernel coverage is the part of them that occurs in `CaseRecord.kernels`. `implements` are
+    the facts by which promises of torch's documents are about it.
     """
 
     name: str
@@ -90,6 +91,7 @@ class BackendRecord(msgspec.Struct, frozen=True):
     detail: str
     kernels: tuple[str, ...] = ()
     unreachable: tuple[str, ...] = ()
+    implements: tuple[str, ...] = ()
 
 
 class BaselineRecord(msgspec.Struct, frozen=True):

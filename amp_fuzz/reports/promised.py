@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from amp_fuzz.records.facts import within_reach
+from amp_fuzz.records.facts import place, within_reach
 from amp_fuzz.records.promises import Promise, promises
 
 if TYPE_CHECKING:
@@ -47,14 +47,14 @@ def promised(data: RunData) -> tuple[Promised, ...]:
     if not data.promised:
         return ()
     ran = {str(name) for name in data.cases["backend"].unique()}
-    devices = {b.name: b.device for b in data.run.backends if b.name in ran}
+    places = [place(b.device, b.implements) for b in data.run.backends if b.name in ran]
     found: dict[str, dict[str, int]] = {}
     for (backend, name), cases in data.promised.items():
         found.setdefault(name, {})[backend] = cases
     return tuple(
         Promised(promise, found.get(promise.id, {}))
         for promise in promises().by_id.values()
-        if promise.id in found or within_reach(promise, devices)
+        if promise.id in found or within_reach(promise, places)
     )
 
 

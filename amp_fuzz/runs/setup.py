@@ -221,6 +221,7 @@ def versions() -> dict[str, str]:
 
 
 def _backend_record(backend: Backend) -> BackendRecord:
+    from amp_fuzz.backends.base import facts_of
     from amp_fuzz.backends.dispatcher import kernels
 
     listed = kernels(backend.device)
@@ -230,4 +231,5 @@ def _backend_record(backend: Backend) -> BackendRecord:
         detail=backend.availability().detail,
         kernels=listed.reachable,
         unreachable=tuple(f"{name}: {why}" for name, why in listed.unreachable.items()),
+        implements=facts_of(backend).implements,
     )

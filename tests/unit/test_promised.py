@@ -51,8 +51,9 @@ def test_a_promise_about_another_backend_is_left_out(store: Store) -> None:
     found = cases(view_of(store))
     assert not {"xpu:mm", "export.eager", "amp.compile-off", "scaler.growth"} & {*found}
     one = promises().by_id["export.eager"]
-    assert within_reach(one, {"export": "cpu"})
-    assert not within_reach(one, {"export": "cuda"})
+    assert within_reach(one, [("device=cpu", "backend=export")])
+    assert not within_reach(one, [("device=cuda", "backend=export")])
+    assert not within_reach(one, [("device=cpu", "backend=torch")])
 
 
 def test_totals_tell_enough_cases_from_fewer_and_from_none(store: Store) -> None:
@@ -122,6 +123,15 @@ def test_a_compacted_run_counts_the_same(store: Store) -> None:
 def test_the_page_is_what_the_data_says() -> None:
     path = DOCS / "reference" / "promises.md"
     assert path.read_text() == script("promises").page(), "run make pages"
+
+
+def test_the_page_says_why_a_promise_has_few_cases() -> None:
+    pages = script("promises")
+    found = json.loads(pages.MEASURED.read_text())
+    for promise in promises().by_id.values():
+        places = [one["place"] for one in found["backends"].values()]
+        if within_reach(promise, places) and pages.expected(found, promise) < ENOUGH:
+            assert promise.op or promise.id in promises().rare
 
 
 def test_the_page_has_every_promise_and_who_follows_it() -> None:

@@ -13,6 +13,7 @@ import torch
 from packaging.version import Version
 
 from amp_fuzz.backends import backends
+from amp_fuzz.backends.base import facts_of
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.cases.case import Case, Plan
 from amp_fuzz.cases.program import FP8Recipe, Program
@@ -41,7 +42,7 @@ def vocabulary() -> set[str]:
         *plan_words(),
         "entry=context",
         *promises().by_id,
-        *(f"backend={name.split('[')[0].split('-')[0].split('@')[0]}" for name in backends()),
+        *(fact for backend in backends().values() for fact in facts_of(backend).implements),
         *(f"device={device}" for device in DEVICES),
         *(f"policy={policy}" for policy in Policy),
         *(f"fp8={recipe}" for recipe in get_args(FP8Recipe)),
@@ -81,6 +82,12 @@ def test_a_fact_that_no_case_can_have_is_noticed() -> None:
 def test_each_fact_belongs_to_a_promise() -> None:
     named = {fact for p in ALL for words in p.when for fact in words}
     assert {*FACTS} - named <= {"cast=float32", "form=operator", "form=overload"}
+
+
+def test_a_reason_for_few_cases_is_about_a_promise() -> None:
+    rare = promises().rare
+    assert {*rare} <= {*promises().by_id}
+    assert [name for name in rare if promises().by_id[name].never] == []
 
 
 def test_two_promises_cannot_share_an_id() -> None:
@@ -170,6 +177,11 @@ def test_no_sentence_of_torch_is_copied() -> None:
         words = leaf.replace("`", "").split()
         runs = (" ".join(words[i : i + 8]) for i in range(len(words) - 7))
         assert not [run for run in runs if run in theirs], leaf
+
+
+def test_each_file_that_was_read_has_its_version() -> None:
+    for document in promises().documents.values():
+        assert document.path.count("; ") == document.read.count("; "), document.title
 
 
 # -- who follows them -----------------------------------------------------------------------------

@@ -140,6 +140,7 @@ class JaxBackend(TorchBackend):
             promise="[JAX](https://docs.jax.dev): a lowered program computes what eager computes.",
             library="JAX",
             installs="amp-fuzz[jax]",
+            implements=(),
         )
 
     def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:

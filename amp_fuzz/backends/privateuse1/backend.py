@@ -16,7 +16,7 @@ from functools import partial
 import torch
 
 from amp_fuzz.backends import harness, privateuse1
-from amp_fuzz.backends.base import Availability, Backend
+from amp_fuzz.backends.base import Availability, Backend, Facts
 from amp_fuzz.backends.harness import Observation
 from amp_fuzz.backends.privateuse1 import Autocast
 from amp_fuzz.backends.process import REFUSES, Apart
@@ -48,6 +48,10 @@ class PrivateUse1Backend(TorchRepros, TorchBackend):
     def name(self) -> str:
         """``privateuse1``, with CUDA's table, ``privateuse1[cpu]``, ..."""
         return "privateuse1" if self.device == _DEFAULT else f"privateuse1[{self.device}]"
+
+    def facts(self) -> Facts:
+        """Return that torch's documents speak of such devices."""
+        return Facts(implements=("backend=privateuse1",))
 
     def availability(self) -> Availability:
         """Return whether this torch supports a device in Python."""

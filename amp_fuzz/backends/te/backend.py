@@ -57,6 +57,7 @@ class _Linear(QuantisingBackend):
             made="with `te.Linear`",
             library="Transformer Engine",
             installs="amp-fuzz[fp8]",
+            implements=("backend=te",),
         )
 
     def setup(self, names: Set[str]) -> list[str]:

@@ -198,6 +198,7 @@ class TorchaxBackend(TorchRepros, TorchBackend):
                 "eager computes."
             ),
             library="torchax",
+            implements=(),
         )
 
     def refuses(self, modules: Mapping[str, torch.nn.Module]) -> str:
