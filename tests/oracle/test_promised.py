@@ -53,7 +53,7 @@ def test_a_case_counts_for_an_op_if_it_notices_that_the_op_has_another_policy(
 
 @pytest.mark.slow
 def test_drawn_cases_notice_that_an_op_they_count_for_runs_in_the_other_dtype() -> None:
-    """Of 407, eight do not: inside an op with an op in it, the wrong cast is rounded away."""
+    """Of 323, seven do not: inside an op with an op in it, the wrong cast is rounded away."""
     told = [told for one in drawn(1000, seed=9) for told in notices(one)]
     assert len(told) > 100
     assert sum(told) >= 0.95 * len(told)
