@@ -40,6 +40,7 @@ __all__ = [
     "Precise",
     "Quantises",
     "Repros",
+    "Shortens",
     "Varies",
     "Watches",
     "documentation",
@@ -175,6 +176,14 @@ class Described(Protocol):
 def facts_of(backend: object) -> Facts:
     """Return the facts of a backend, by default the default ones."""
     return backend.facts() if isinstance(backend, Described) else Facts()
+
+
+@runtime_checkable
+class Shortens(Protocol):
+    """Writes a script as the users of this backend would, where its pieces do more."""
+
+    def short(self, code: str) -> str:
+        """Return the source of a script, shortened as far as this backend is concerned."""
 
 
 @runtime_checkable

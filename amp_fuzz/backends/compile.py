@@ -447,6 +447,9 @@ class CompileBackend(TorchRepros, TorchBackend):
             lines.append(f"torch._functorch.config.backward_pass_autocast = {context!r}")
         if case.plan.second != "none":
             lines.append("torch._functorch.config.donated_buffer = False")
+        if self.rung == "inductor" and not self.draws and _is_random(case):
+            lines.append("import torch._inductor.config")
+            lines.append("torch._inductor.config.fallback_random = True")
         if self.freezing:
             lines += ["import torch._inductor.config", "torch._inductor.config.freezing = True"]
         if case.plan.entry in CUSTOM_OPS:  # a custom op is cached by its name (pytorch#144344)
@@ -631,6 +634,11 @@ def _asks_default(case: Case, device: str) -> bool:
         for context, inherits in opened(case, device)
         if context.device in (None, device)
     )
+
+
+def _is_random(case: Case) -> bool:
+    """Return whether a program draws random numbers."""
+    return any(CATALOGUE[s.op].random for s in statements(case.program.body))
 
 
 def _backward_context(plan: Plan, device: str) -> Any:

@@ -9,6 +9,8 @@ same public setters that it uses.
 from __future__ import annotations
 
 import logging
+import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -236,6 +238,30 @@ class FakeBackend(TorchRepros, TorchBackend):
             parts.append(source_of(FakeAutocast).replace("class FakeAutocast", "class autocast"))
         return parts
 
+    def short(self, code: str) -> str:
+        """Return a script that turns autocast on by its setters, if it enters it once."""
+        fakes = f"{device_guards.source(self.device)}\n{_MODE}"
+        entered = list(re.finditer(_ENTERED, code, re.MULTILINE))
+        if len(entered) != 1 or len(re.findall(r"\bautocast\(", code)) != 1:
+            return code
+        (match,) = entered
+        pad, dtype = match[1], match[2]
+        lines = [
+            "torch.set_autocast_enabled(device, True)",
+            f"torch.set_autocast_dtype(device, {dtype})",
+        ]
+        if self.device == "maia":  # its fake tensors lack the key
+            lines.append('torch._C._dispatch_tls_set_dispatch_key_included("AutocastMAIA", True)')
+        inside = textwrap.dedent(match[3]).splitlines()
+        body = "".join(f"{pad}{line}\n" for line in [*lines, *inside])
+        code = code[: match.start()] + body + code[match.end() :]
+        own = source_of(FakeAutocast).replace("class FakeAutocast", "class autocast")
+        if "requires_grad" not in code:  # autograd asks for the guard
+            code = code.replace(fakes, "FakeTensorMode().__enter__()\n")
+        return code.replace(own, "")
+
+
+_ENTERED = r"^( *)with autocast\(device, dtype=([\w.]+)\):\n((?:\1 {4}.*\n)+)"
 
 _MODE = """\
 # Every tensor from here on has a dtype and a shape but no values.

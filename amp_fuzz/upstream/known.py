@@ -20,7 +20,7 @@ import msgspec
 from amp_fuzz.config import did_you_mean
 from amp_fuzz.versions import holds
 
-__all__ = ["Known", "KnownError", "Part", "load_known"]
+__all__ = ["MEASURED", "Known", "KnownError", "Part", "load_known"]
 
 Part: TypeAlias = Literal[
     "",
@@ -33,6 +33,10 @@ Part: TypeAlias = Literal[
     "weight-cache",
 ]
 """A part of a compiler that torch can run without."""
+
+
+MEASURED = ("2.7.1", "2.9.1", "2.11.0", "2.13.0", "2.15.0")
+"""The versions of torch on which each bug was looked for: those of benchmarks/known."""
 
 
 class KnownError(ValueError):

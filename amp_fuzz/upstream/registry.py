@@ -22,7 +22,17 @@ from amp_fuzz.upstream.bug import Bug
 from amp_fuzz.upstream.known import Known
 from amp_fuzz.upstream.own import own_bugs
 
-__all__ = ["BUGS", "FILES", "IMITATIONS", "QUIRKS", "composed", "may", "quirks", "shipped"]
+__all__ = [
+    "BUGS",
+    "FILES",
+    "IMITATIONS",
+    "QUIRKS",
+    "composed",
+    "may",
+    "own_about",
+    "quirks",
+    "shipped",
+]
 
 
 def _files() -> Iterator[ModuleType]:
@@ -70,6 +80,16 @@ def composed(names: frozenset[str]) -> Composed:
     """Return these bugs as one imitation."""
     parts = {name: made for name, made in IMITATIONS.items() if name in names}
     return compose(parts, names=names, by=f"{__name__}:composed")
+
+
+def own_about(op: str, kind: str, backend: str) -> list[Bug]:
+    """Return the record of a backend's own bug that speaks of an op, if there is one alone."""
+    found = [
+        bug
+        for bug in BUGS.values()
+        if bug.own and op in bug.ops and kind in bug.kinds and bug.entry.on(backend)
+    ]
+    return found if len(found) == 1 else []
 
 
 def may(name: str, case: Case) -> bool:

@@ -172,8 +172,8 @@ def test_script_reads_like_an_issue() -> None:
 import sys
 
 # `git bisect run` skips what exits with 125: another error than the finding's.
-sys.excepthook = lambda kind, *error: (
-    sys.__excepthook__(kind, *error), sys.exit(125 if issubclass(kind, Exception) else 130))
+sys.excepthook = lambda t, *e: sys.__excepthook__(t, *e) or sys.exit(\
+130 if t is KeyboardInterrupt else 125)
 
 import torch
 from torch import autocast

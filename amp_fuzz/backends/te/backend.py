@@ -169,10 +169,10 @@ class PythonBackend(_Linear):
 
     def layers_source(self) -> list[str]:
         """Return the source that makes the regions and the layer, over the stub."""
+        layers = "from amp_fuzz.backends.te.layers import python_recipe, te_layers"
+        stub = "from amp_fuzz.backends.te.stub import install"
         regions = "fp8, fp8_linear, checkpoint = te_layers(install(), python_recipe, device)"
-        imported = "from amp_fuzz.backends.te.stub import install"
-        sources = [source_of(te_layers), source_of(te_recipe), source_of(python_recipe)]
-        return [imported, *sources, regions]
+        return [f"{layers}\n{stub}", regions]
 
 
 def _unbiased(body: tuple[Node, ...], recipe: str) -> tuple[Node, ...]:

@@ -235,6 +235,12 @@ class TorchaxBackend(TorchRepros, TorchBackend):
                 found.append(source.replace(node.name, name, 1))
         return found[::-1]
 
+    def short(self, code: str) -> str:
+        """Return a script on tensors of torchax, if no gradient is asked for; see `Shortens`."""
+        if "on_jax(program)" not in code or ".backward(" in code:
+            return code
+        return _on_tensors(code)
+
     def reference(self) -> ReferenceRuntime:
         """Return the reference with torchax's policies on CPU tensors."""
         runtime = reference_runtime(self.device).runtime
@@ -271,6 +277,32 @@ torch._ops.OpOverloadPacket.__getattr__ = plain
 torchax.enable_accuracy_mode()
 jax.config.update("jax_default_matmul_precision", None)  # which that mode sets to "highest"
 """
+
+
+_PACKET = """\
+plain = torch._ops.OpOverloadPacket.__getattr__
+# torch 2.13 has no named tensors any more (google/torchax#101).
+torch._ops.OpOverloadPacket.__getattr__ = lambda packet, name: (
+    object() if "imname" in name or "names" in name else plain(packet, name))
+import torchax
+torchax.enable_globally()
+"""
+_NUMERIC = "torchax.enable_accuracy_mode()\n"
+
+
+def _on_tensors(code: str) -> str:
+    """Return a script whose program runs on torchax's own tensors, under its own autocast."""
+    start, end = code.index('warnings.filterwarnings("ignore"'), code.index("def program(")
+    inputs = code[code.index("\n\n\n", code.index("return OnJax.apply")) : end]
+    inputs = re.sub(r"^(x\d+|w\d+|b\d+) = ((?:.*\n)(?:    .*\n)*)", _moved, inputs, flags=re.M)
+    rest = code[end:].replace("program = on_jax(program)\n", "")
+    rest = re.sub(r"autocast\((?:device|\"\w+\")(, )?", r'torchax.amp.autocast("jax"\1', rest)
+    rest = re.sub(r"(dtype=[\w.]+, )?enabled=False", "dtype=None", rest)
+    return f"{code[:start]}{_PACKET}\n{inputs}{rest}"
+
+
+def _moved(match: re.Match[str]) -> str:
+    return f'{match[1]} = {match[2].rstrip()}.to("jax")\n'
 
 
 @cache

@@ -17,6 +17,7 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 
@@ -40,15 +41,21 @@ from amp_fuzz.reference.shadow.mode import Promise
 
 __all__ = [
     "BITS",
+    "HOOK",
+    "KINDS",
+    "ROUNDED",
     "TIMEOUT",
     "TORCH_IMPORTS",
     "Pieces",
     "ReproError",
     "brief",
+    "error_of",
     "imports",
     "joined",
+    "ours_alone",
     "pieces",
     "repro",
+    "split",
 ]
 
 
@@ -59,7 +66,7 @@ def repro(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> 
     once. `prefix` is source to put before the program, such as a fault that a test seeds. Raises
     `ReproError` if the reference does not reach the place of the finding.
     """
-    if not isinstance(backend, Repros) or _ours_alone(backend, finding):
+    if ours_alone(backend, finding):
         _kind(finding)
         return _judging(case, backend, finding)
     parts = pieces(case, backend, finding)
@@ -67,7 +74,7 @@ def repro(case: Case, backend: Backend, finding: Found, *, prefix: str = "") -> 
     code = joined([*setup, prefix, *parts.helpers, *parts.body])
     standard, ours = imports(code)
     code = brief(code, finding)
-    return f"{parts.head}\n{standard}\n\n{_HOOK}\n{ours}{parts.modules}\n\n{code}\n"
+    return f"{parts.head}\n{standard}\n\n{HOOK}\n{ours}{parts.modules}\n\n{code}\n"
 
 
 _VALUELESS = (
@@ -98,12 +105,14 @@ def brief(code: str, finding: Found) -> str:
     return "\n".join(lines[1:]).lstrip("\n")
 
 
-def _ours_alone(backend: Backend, finding: Found) -> bool:
+def ours_alone(backend: Backend, finding: Found) -> bool:
     """Return whether only amp-fuzz can show a finding.
 
     It fills a compiler's caches, and a fake device refuses what torch's fake kernels accept.
     """
-    return not facts_of(backend).scripts or ORIGIN in f"{finding.expected} {finding.observed}"
+    if not isinstance(backend, Repros) or not facts_of(backend).scripts:
+        return True
+    return ORIGIN in f"{finding.expected} {finding.observed}"
 
 
 def _judging(case: Case, backend: Backend, finding: Found) -> str:
@@ -113,16 +122,13 @@ def _judging(case: Case, backend: Backend, finding: Found) -> str:
     needs = f"pip install '{installs}'" if installs else f"amp-fuzz{package}"
     modules = "".join(f"import {module}\n" for module in _modules(case))
     return (
-        f"{head(case, backend, finding)}\n# needs: {needs}\nimport sys\n\n{_HOOK}\n{modules}"
+        f"{head(case, backend, finding)}\n# needs: {needs}\nimport sys\n\n{HOOK}\n{modules}"
         "from amp_fuzz.backends import backends\nfrom amp_fuzz.backends.harness import quiet\n"
         "from amp_fuzz.cases.case import loads\nfrom amp_fuzz.upstream.explain import judge_of\n\n"
-        f"case = loads({case.json().decode()!r})\n"
-        f"print(case)\nwith quiet():\n{PAD}verdict = judge_of(backends()"
-        f'["{backend.name}"]).judge(case)\n'
-        "found = verdict.divergence\n"
-        "print(found or verdict.outcome)\n"
-        f'same = found is not None and found.kind == "{finding.kind}"\n'
-        "sys.exit(1 if same else 0 if found is None else 125)\n"
+        f"case = loads({case.json().decode()!r})\nwith quiet():\n"
+        f'{PAD}found = judge_of(backends()["{backend.name}"]).judge(case).divergence\n'
+        'print(case, found or "agrees", sep="\\n")\n'
+        f'sys.exit(0 if found is None else 1 if found.kind == "{finding.kind}" else 125)\n'
     )
 
 
@@ -145,12 +151,15 @@ class Pieces:
     cleanup: tuple[str, ...]
 
 
-def pieces(case: Case, backend: Backend, finding: Found) -> Pieces:
-    """Return the pieces of a repro. Raises `ReproError`."""
-    if not isinstance(backend, Repros) or _ours_alone(backend, finding):
+def pieces(
+    case: Case, backend: Backend, finding: Found, *, kinds: Mapping[str, Kind] | None = None
+) -> Pieces:
+    """Return the pieces of a repro, whose bodies `kinds` writes. Raises `ReproError`."""
+    if ours_alone(backend, finding):
         raise ReproError(f"only amp-fuzz can run {backend.name}: use --format=script")
+    assert isinstance(backend, Repros)
     script = Script(case, backend, finding, backend)
-    body = _KINDS[_kind(finding)](script)
+    body = (kinds or KINDS)[_kind(finding)](script)
     if not backend.values:
         body = [part.replace(_VALUES, "") for part in body]
     cleanup = tuple(backend.cleanup())
@@ -177,9 +186,9 @@ _WORKSPACE = 'os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuB
 
 def _kind(finding: Found) -> str:
     """Return the kind of a finding. Raises `ReproError` for an unknown kind, from a file."""
-    if finding.kind in _KINDS:
+    if finding.kind in KINDS:
         return finding.kind
-    hint = did_you_mean(finding.kind, _KINDS) or f": use {', '.join(_KINDS)}"
+    hint = did_you_mean(finding.kind, KINDS) or f": use {', '.join(KINDS)}"
     raise ReproError(f"$.kind={finding.kind!r} is not a kind of divergence{hint}")
 
 
@@ -348,7 +357,7 @@ def _rounding(script: Script) -> list[str]:
         mask = "" if bool(judged.all()) else _JUDGED
         main = _VIEWED * band.clean.is_complex() + _FAR.format(mask=mask, threshold=THRESHOLD)
     if promised:
-        constants = constants.replace("# The float64 result", f"# {_ROUNDED[promise]}")
+        constants = constants.replace("# The float64 result", f"# {ROUNDED[promise]}")
     return [script.inputs(), constants, *script.plain("observed", label), main]
 
 
@@ -358,7 +367,7 @@ def _excess(observed: str) -> float:
     return float(told[1]) if told else 0.0
 
 
-_ROUNDED: Mapping[Promise, str] = {
+ROUNDED: Mapping[Promise, str] = {
     "none": "The float64 result",
     "written": "The float64 result where each cast of the program rounds",
     "all": "The float64 result where each 16-bit result is rounded",
@@ -372,8 +381,8 @@ def _range(script: Script) -> list[str]:
 
 def _raise(script: Script) -> list[str]:
     """Compare which error is raised, and at which line if both sides raise the same one."""
-    expected, (kind, _) = script.finding.expected, _error(script.finding.observed)
-    if not kind or _error(expected)[0] != kind:
+    expected, (kind, _) = script.finding.expected, error_of(script.finding.observed)
+    if not kind or error_of(expected)[0] != kind:
         *program, body = script.plain("")
         return [script.inputs(), *program, _raising(script, expected, body)]
     error = script.expected.raised
@@ -386,7 +395,7 @@ def _raise(script: Script) -> list[str]:
 def _raising(script: Script, expected: str, body: str, line: str | None = None) -> str:
     """Return source that tells the finding's error from the expected one, and from all others."""
     shown = expected if line is None else f"{expected} at {line}"
-    comment, body = _split(body)
+    comment, body = split(body)
     return comment + (_RAISED if line is None else _RAISED_AT).format(
         call=textwrap.indent(body, PAD).lstrip(),
         expected=json.dumps(shown),
@@ -396,14 +405,14 @@ def _raising(script: Script, expected: str, body: str, line: str | None = None) 
     )
 
 
-def _split(body: str) -> tuple[str, str]:
+def split(body: str) -> tuple[str, str]:
     """Return the comment on top of lines, and the other lines."""
     comment = re.match(r"(#.*\n)*", body)
     assert comment is not None
     return comment[0], body[comment.end() :]
 
 
-def _error(text: str) -> tuple[str, str]:
+def error_of(text: str) -> tuple[str, str]:
     """Return the class of an error and stable words of its message; "" if it is no error.
 
     Numbers, shapes and quoted text change between versions and machines.
@@ -421,7 +430,7 @@ _WORDS = 40
 
 def _is(text: str) -> str:
     """Return a condition: whether a script observed that error, or no error."""
-    kind, words = _error(text)
+    kind, words = error_of(text)
     if not kind:
         return 'observed == "no error"'
     starts = f"observed.startswith({json.dumps(kind + ':')})"
@@ -478,7 +487,7 @@ def _nondeterminism(script: Script) -> list[str]:
 def _outcome(script: Script, where: str) -> str:
     """Return a function that runs the case; the errors of the finding count as outcomes."""
     call, found = script.call("*inputs()"), script.finding
-    kinds = () if _labels(script, where) else map(_error, (found.expected, found.observed))
+    kinds = () if _labels(script, where) else map(error_of, (found.expected, found.observed))
     if names := sorted({kind for kind, _ in kinds if kind}):
         return _OUTCOME_OR_ERROR.format(call=call, names=names)
     return _OUTCOME.format(call=call)
@@ -500,7 +509,10 @@ def _death(script: Script) -> list[str]:
     return [script.inputs(), *script.source(), child, main.format(timeout=TIMEOUT)]
 
 
-_KINDS: Mapping[str, Callable[[Script], list[str]]] = {
+Kind: TypeAlias = Callable[[Script], list[str]]
+"""Writes the body of a script of one kind of divergence."""
+
+KINDS: Mapping[str, Kind] = {
     **dict.fromkeys(("dtype", "shape", "device"), _type),
     **dict.fromkeys(("grad-dtype", "grad-shape", "grad-device", "grad-missing"), _type),
     **dict.fromkeys(("bitwise", "nonfinite", "grad-bitwise", "grad-nonfinite"), _bits),
@@ -521,10 +533,10 @@ TIMEOUT = 120
 # -- the ends of scripts --------------------------------------------------------------------------
 
 # Goes before the first import that may fail. An uncaught error would exit with 1.
-_HOOK = """\
+HOOK = """\
 # `git bisect run` skips what exits with 125: another error than the finding's.
-sys.excepthook = lambda kind, *error: (
-    sys.__excepthook__(kind, *error), sys.exit(125 if issubclass(kind, Exception) else 130))
+sys.excepthook = lambda t, *e: sys.__excepthook__(t, *e) or sys.exit(\
+130 if t is KeyboardInterrupt else 125)
 """
 
 _VERDICT = """\

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from amp_fuzz.upstream.bug import Example
 
 __all__ = [
+    "Answer",
     "Job",
     "answers",
     "check_ops",
@@ -57,7 +58,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class Answer:
     """The result of a case.
 
     error: why it cannot be judged. traceback: an error of our own. incident: how an earlier process
@@ -149,7 +150,7 @@ def known_entries(chosen: Options) -> tuple[Known, ...]:
 
 def answers(
     jobs: Sequence[Job], known: tuple[Known, ...], timeout: float, memory: float
-) -> Iterator[_Answer]:
+) -> Iterator[Answer]:
     """Yield the answer to each job, in order, from a process that is replaced if it dies."""
     from amp_fuzz.findings.supervision.supervisor import Dead, talk
 
@@ -165,7 +166,7 @@ def answers(
                 before = str(dead)
                 continue
             left, before = left[1:], ""
-            yield _Answer("diverged", dead.kind, expected="an answer", observed=str(dead))
+            yield Answer("diverged", dead.kind, expected="an answer", observed=str(dead))
 
 
 def _judge_all(pipe: connection.Connection, jobs: list[Job], known: tuple[Known, ...]) -> None:
@@ -184,16 +185,16 @@ def _judge_all(pipe: connection.Connection, jobs: list[Job], known: tuple[Known,
         try:
             answer = _judge(job, known)
         except BackendError as error:
-            answer = _Answer(error=str(error))
+            answer = Answer(error=str(error))
         except MissingBackend as error:
-            answer = _Answer(error=str(error), code=Exit.MISSING)
+            answer = Answer(error=str(error), code=Exit.MISSING)
         except Exception:
-            answer = _Answer(traceback=traceback.format_exc())
+            answer = Answer(traceback=traceback.format_exc())
         pipe.send(answer)
     pipe.send(None)
 
 
-def _judge(job: Job, known: tuple[Known, ...]) -> _Answer:
+def _judge(job: Job, known: tuple[Known, ...]) -> Answer:
     from amp_fuzz.backends.harness import quiet
     from amp_fuzz.backends.registry import choose_backends
     from amp_fuzz.findings.explicit_form import explicit_form
@@ -207,9 +208,9 @@ def _judge(job: Job, known: tuple[Known, ...]) -> _Answer:
         notes = notes_of(judge, verdict)
         explicit = explicit_form(job.case, backend.reference())
     if verdict.divergence is None:
-        return _Answer(verdict.outcome, explicit=explicit, notes=notes)
+        return Answer(verdict.outcome, explicit=explicit, notes=notes)
     found = verdict.divergence
-    return _Answer(
+    return Answer(
         verdict.outcome,
         found.kind,
         found.where,
@@ -224,7 +225,7 @@ def _judge(job: Job, known: tuple[Known, ...]) -> _Answer:
 # -- text -----------------------------------------------------------------------------------------
 
 
-def _story(job: Job, answer: _Answer, known: Sequence[Known]) -> str:
+def _story(job: Job, answer: Answer, known: Sequence[Known]) -> str:
     """Return the report of a case: its program, what should happen, and what did."""
     lines = [str(job.case), ""]
     if answer.explicit:
@@ -245,7 +246,7 @@ def _story(job: Job, answer: _Answer, known: Sequence[Known]) -> str:
     return "\n".join(lines)
 
 
-def _verdict(job: Job, answer: _Answer, known: Sequence[Known]) -> list[str]:
+def _verdict(job: Job, answer: Answer, known: Sequence[Known]) -> list[str]:
     name = f"{job.case.id} on {job.backend}"
     if answer.outcome == "agreed":
         return [f"{name}: agrees with the reference"]
@@ -285,7 +286,7 @@ def _indented(text: str) -> list[str]:
     return [f"  {line}" for line in text.splitlines()]
 
 
-def raise_unless_judged(job: Job, answer: _Answer) -> None:
+def raise_unless_judged(job: Job, answer: Answer) -> None:
     """Raise if a case was not judged."""
     if answer.traceback:
         raise Internal(answer.traceback)
