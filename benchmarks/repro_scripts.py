@@ -3,8 +3,9 @@
     python benchmarks/repro_scripts.py [ID ...] [--scripts=FOLDER] [--no-run]
 
 Writes the script of each known bug that has a case, as `amp-fuzz repro ID --no-run` prints it, each
-in a process of its own, then runs it in a new Python. lines: those that are neither an import, nor
-empty, nor a comment. code: the script's exit code: 1 if it reproduces, null if it had to be ended.
+in a process of its own, then runs it in another: a fork of one that has imported torch. lines:
+those that are neither an import, nor empty, nor a comment. code: the script's exit code: 1 if it
+reproduces, null if it had to be ended.
 
 Writes ``benchmarks/repro_scripts.json``. With ids, only their rows are measured again.
 """
@@ -12,6 +13,8 @@ Writes ``benchmarks/repro_scripts.json``. With ids, only their rows are measured
 from __future__ import annotations
 
 import os
+import random
+import runpy
 import statistics
 import sys
 from collections.abc import Sequence
@@ -19,12 +22,12 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from amp_fuzz.config import Options
 from amp_fuzz.findings.presence import preload
-from amp_fuzz.findings.repro.trial import tried
 from amp_fuzz.interfaces.cli.common import Stopped
 from amp_fuzz.interfaces.cli.replay import Job, job_of
 from amp_fuzz.interfaces.cli.repro import script_of
@@ -55,9 +58,36 @@ def row(bug: Bug, job: Job, folder: Path | None, *, run: bool) -> Row:
         (folder / f"{bug.id}.py").write_text(script)
     found |= {"lines": counted(script), "imports amp_fuzz": "from amp_fuzz" in script}
     if run:
-        ended = tried(script, os.environ, timeout=120, memory=16)
-        found |= {"code": ended.code, "last": ended.last[:300]}
+        found["code"] = ended(script)
     return found
+
+
+def ended(script: str) -> int | None:
+    """Return the exit code of a script, or None if it died or did not answer."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "repro.py"
+        path.write_text(script)
+        process = get_context("fork").Process(target=_run, args=(path,))
+        process.start()
+        process.join(300)
+        code = process.exitcode
+        if code is None:
+            process.kill()
+    return code if code is not None and code >= 0 else None
+
+
+def _run(path: Path) -> None:
+    """Run a script as Python does, and end with its exit code."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    try:
+        sys.argv = [str(path)]
+        runpy.run_path(str(path), run_name="__main__")
+    except SystemExit:
+        raise
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
 
 
 def summed(rows: Sequence[Row]) -> Row:
@@ -87,6 +117,7 @@ def main() -> None:
     if given.scripts is not None:
         given.scripts.mkdir(parents=True, exist_ok=True)
     preload(bugs)
+    random.Random(0).shuffle(bugs)  # so that an early end leaves a sample
     store = store_at(given.output.parent / "no-store")
     rows = read(given.output).get("bugs", {}) if given.ids else {}
     about = {"code": commit(), "versions": versions("torch"), "machine": machine()}

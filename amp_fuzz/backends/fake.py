@@ -256,7 +256,7 @@ class FakeBackend(TorchRepros, TorchBackend):
         body = "".join(f"{pad}{line}\n" for line in [*lines, *inside])
         code = code[: match.start()] + body + code[match.end() :]
         own = source_of(FakeAutocast).replace("class FakeAutocast", "class autocast")
-        if "requires_grad" not in code:  # autograd asks for the guard
+        if ").requires_grad_()\n" not in code:  # autograd asks for the guard
             code = code.replace(fakes, "FakeTensorMode().__enter__()\n")
         return code.replace(own, "")
 

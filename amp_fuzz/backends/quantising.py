@@ -7,6 +7,8 @@ regions of a case's source say with which recipe it is called.
 from __future__ import annotations
 
 import contextlib
+import re
+import textwrap
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
@@ -120,3 +122,38 @@ class QuantisingBackend(TorchRepros, TorchBackend):
         source, call = self.linear_source()
         regions = f"fp8, fp8_linear, checkpoint = fp8_regions({call}, checkpoint)"
         return [*lines, source_of(fp8_regions), source, regions]
+
+    def layer_source(self, recipe: str, sizes: str) -> tuple[str, str]:
+        """Return imports, and a call that makes a layer of one recipe; "" if it is no module.
+
+        recipe: the arguments of a region. sizes: the source of its sizes, the inputs' first.
+        """
+        return "", ""
+
+    def short(self, code: str) -> str:
+        """Return a script with a module of the library in the place of regions and layers."""
+        regions, calls = re.findall(_REGION, code, re.MULTILINE), re.findall(_CALLED, code)
+        if len(regions) != 1 or len(calls) != 1:
+            return code
+        weight = calls[0][1]
+        imports, layer = self.layer_source(regions[0][1], f"*{weight}.shape[::-1]")
+        if not layer:
+            return code
+        source, call = self.linear_source()
+        helpers = (source, f"fp8, fp8_linear, checkpoint = fp8_regions({call}, checkpoint)")
+        for text in helpers:
+            code = code.replace(text, "")
+        code = code.replace(source_of(fp8_regions), imports)
+        called = r'torch.func.functional_call(linear, {"weight": \2}, (\1,))'
+        code = re.sub(_CALLED, called, code)
+        return re.sub(_REGION, lambda m: _entered(m, layer), code, flags=re.MULTILINE)
+
+
+_REGION = r"^( *)with fp8\((.*)\):\n((?:\1 {4}.*\n)+)"
+_CALLED = r"\bfp8_linear\((\w+), (\w+)\)"
+
+
+def _entered(match: re.Match[str], layer: str) -> str:
+    """Return the lines of a region, after the line that makes its layer."""
+    lines = [f"linear = {layer}", *textwrap.dedent(match[3]).splitlines()]
+    return "".join(f"{match[1]}{line}\n" for line in lines)

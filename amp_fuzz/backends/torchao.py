@@ -127,6 +127,24 @@ class TorchaoBackend(QuantisingBackend):
         """Return torchao's layer for one run."""
         return torchao_linear(self.emulate)  # type: ignore[no-any-return]
 
+    def layer_source(self, recipe: str, sizes: str) -> tuple[str, str]:
+        """Return the imports and the call of `convert_to_float8_training`, for its own recipes."""
+        made = {
+            "'tensorwise'": f"Float8LinearConfig(emulate={self.emulate})",
+            "'rowwise', format='E4M3'": 'Float8LinearConfig.from_recipe_name("rowwise")',
+        }
+        if recipe not in made:
+            return "", ""
+        config = made[recipe]
+        if self.emulate and "rowwise" in recipe:
+            config = f"dataclasses.replace({config}, emulate=True)"
+        module = f"torch.nn.Linear({sizes}, bias=False)"
+        imports = (
+            "import dataclasses\n"
+            "from torchao.float8 import Float8LinearConfig, convert_to_float8_training"
+        )
+        return imports, f"convert_to_float8_training({module}, config={config})"
+
     def linear_source(self) -> tuple[str, str]:
         """Return the source of the layer, and the call that makes it."""
         return source_of(torchao_linear), f"torchao_linear({self.emulate})"
@@ -171,6 +189,15 @@ class MxBackend(TorchaoBackend):
     def linear(self) -> Callable[..., Any]:
         """Return torchao's layer for one run."""
         return mxfp8_linear()  # type: ignore[no-any-return]
+
+    def layer_source(self, recipe: str, sizes: str) -> tuple[str, str]:
+        """Return the imports and the call of `MXFP8Linear`."""
+        imports = (
+            "from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear\n"
+            "from torchao.quantization.quantize_.common.kernel_preference import KernelPreference"
+        )
+        kernels = "kernel_preference=KernelPreference.EMULATED"
+        return imports, f"MXFP8Linear({sizes}, bias=False, {kernels})"
 
     def linear_source(self) -> tuple[str, str]:
         """Return the source of the layer, and the call that makes it."""

@@ -82,6 +82,23 @@ def test_an_issue_of_a_crash(amp_fuzz: Command) -> None:
     assert "ends in a result or an exception" in done.out
 
 
+def test_an_issue_is_held_against_the_template(amp_fuzz: Command) -> None:
+    path = FINDINGS / "issue-cache-ignores-dtype.json"
+    done = amp_fuzz("repro", path, "--check")
+    assert (done.code, done.out, done.err) == (0, "all 13 rules hold\n", "")
+
+
+def test_a_broken_rule_is_a_line(amp_fuzz: Command) -> None:
+    path = FINDINGS / "issue-cache-ignores-dtype.json"
+    done = amp_fuzz("repro", path, "--backend=dying-cpu", "--check")
+    assert done.code == 1
+    assert done.out == (
+        "shown: the script shows the finding; do not report it before a script does\n"
+        "versions: the text names the first bad and the last good version;"
+        " run amp-fuzz bisect, then give --last-good=VERSION, or none\n"
+    )
+
+
 def test_a_finding_as_a_test(amp_fuzz: Command, tmp_path: Path) -> None:
     path = FINDINGS / "issue-cache-ignores-dtype.json"
     done = amp_fuzz("repro", path, "--format=pytest", "-o", "test_it.py")

@@ -50,6 +50,7 @@ __all__ = [
     "ReproError",
     "brief",
     "error_of",
+    "excess_of",
     "imports",
     "joined",
     "ours_alone",
@@ -352,7 +353,7 @@ def _rounding(script: Script) -> list[str]:
     )
     plain, signed = leans(band)
     main = _AWAY.format(threshold=THRESHOLD, plain=plain, signed=signed)
-    if _excess(script.finding.observed) > THRESHOLD:
+    if excess_of(script.finding.observed) > THRESHOLD:
         judged = centre.isfinite() & unit(band).isfinite() & (unit(band) > 0)
         mask = "" if bool(judged.all()) else _JUDGED
         main = _VIEWED * band.clean.is_complex() + _FAR.format(mask=mask, threshold=THRESHOLD)
@@ -361,7 +362,7 @@ def _rounding(script: Script) -> list[str]:
     return [script.inputs(), constants, *script.plain("observed", label), main]
 
 
-def _excess(observed: str) -> float:
+def excess_of(observed: str) -> float:
     """Return the largest excess that a finding tells, or 0."""
     told = re.search(r"excess ([\d.]+(?:e[+-]\d+)?|inf)\b", observed)
     return float(told[1]) if told else 0.0

@@ -158,11 +158,11 @@ def _rounding(script: Script) -> list[str]:
     index = _index(script, numbers)
     if index is None:
         return full.KINDS[kind](script)
-    expected, allowed = float(numbers[index]), THRESHOLD * float(unit(band)[index])
-    off = abs(_first(script.finding.observed) - expected)
-    if not (math.isfinite(expected) and 0 < 2 * allowed < off):
-        return full.KINDS[kind](script)
+    expected, one = float(numbers[index]), float(unit(band)[index])
+    allowed, off = THRESHOLD * one, full.excess_of(script.finding.observed) * one
     most = _round(math.sqrt(allowed * min(off, 1e6 * allowed)))
+    if not (math.isfinite(expected) and 0 < allowed < most < off):
+        return full.KINDS[kind](script)
     digits = max(0, math.ceil(-math.log10(allowed)) + 1)
     shown = repr(round(expected, digits)) if digits < 12 else repr(expected)
     observed = _number(index, of_complex=band.clean.is_complex())
@@ -174,8 +174,8 @@ def _rounding(script: Script) -> list[str]:
 
 
 def _round(number: float) -> float:
-    """Return a number with one digit."""
-    return float(f"{number:.0e}")
+    """Return a number with two digits."""
+    return float(f"{number:.1e}") if math.isfinite(number) else number
 
 
 def _range(script: Script) -> list[str]:
@@ -257,7 +257,7 @@ def _state(script: Script) -> list[str]:
     comment, body = full.split(body)
     error = script.expected.raised
     if script.finding.where == "after an error":
-        body = f'try:\n{_indented(body)}\nexcept Exception as error:\n{PAD}print("raised:", error)'
+        body = f"with contextlib.suppress(Exception):\n{_indented(body)}"
     elif error is not None:
         return full.KINDS["state"](script)
     verdict = _SEEN.format(expected="before", observed=found) + f"sys.exit({found} != before)"

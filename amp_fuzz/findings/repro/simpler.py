@@ -37,16 +37,15 @@ Judged = Callable[[Case], "Seen | None"]
 Step = Callable[[Case, Seen], Iterator[Case]]
 
 
-def simpler(case: Case, judged: Judged, known: Callable[[Case], str]) -> tuple[Case, Seen] | None:
-    """Return the simplest case found that diverges as a case does, and how; None if it agrees.
+def simpler(
+    case: Case, first: Seen, judged: Judged, known: Callable[[Case], str]
+) -> tuple[Case, Seen]:
+    """Return the simplest case found that diverges as a case does, and how.
 
-    judged: returns how a case diverges now, or None. known: returns the ids of the bugs that
-    explain it.
+    first: how the case diverges. judged: returns how another does, or None. known: returns the ids
+    of the bugs that explain it.
     """
-    first = seen = judged(case)
-    if first is None or seen is None:
-        return None
-    small = case
+    small, seen = case, first
     for step in _STEPS:
         small = next(step(small, first), small)
     found = judged(small) if small != case else first

@@ -37,7 +37,7 @@ class Issue:
     and what the result's dtype must be. draws: the program draws random numbers. inductor: Inductor
     compiles it. same: what ``same`` returned, None if it was not asked. rungs: the names of the
     backends on the ladder. traced: how many files the script's trace has, None if it was not
-    traced.
+    traced. shown: whether the script showed the finding when it was run.
     """
 
     text: str
@@ -51,6 +51,7 @@ class Issue:
     same: bool | None = None
     rungs: tuple[str, ...] = ()
     traced: int | None = None
+    shown: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,12 @@ def _stands_alone(issue: Issue) -> bool:
 
 
 RULES: tuple[Rule, ...] = (
+    Rule(
+        "shown",
+        "the script shows the finding",
+        "do not report it before a script does",
+        lambda issue: issue.shown,
+    ),
     Rule(
         "tolerances",
         "a report of a fuzzer compares with default tolerances",

@@ -151,10 +151,10 @@ def repro(
     if failed:
         said = f"amp-fuzz: the {ran} does not reproduce the finding here: {failed}"
         click.echo(clean_lines(said), err=True)
-    return _checked(written, environ, chosen) if check else Exit.OK
+    return _checked(written, not failed, environ, chosen) if check else Exit.OK
 
 
-def _checked(written: Written, environ: dict[str, str], chosen: Options) -> int:
+def _checked(written: Written, shown: bool, environ: dict[str, str], chosen: Options) -> int:
     """Say which rules of PyTorch's template an issue breaks; return the exit code."""
     from dataclasses import replace
     from tempfile import TemporaryDirectory
@@ -162,8 +162,8 @@ def _checked(written: Written, environ: dict[str, str], chosen: Options) -> int:
     from amp_fuzz.findings.repro.template import RULES, broken, told
     from amp_fuzz.findings.repro.trial import tried
 
-    issue = written.issue
-    assert issue is not None
+    assert written.issue is not None
+    issue = replace(written.issue, shown=shown)
     if issue.compiled and "There is no trace" not in issue.text:
         with waiting("making a trace"), TemporaryDirectory(prefix="amp-fuzz-") as folder:
             traced = environ | {"TORCH_TRACE": folder}
@@ -319,10 +319,10 @@ def _simpler(job: Job, finding: Found, chosen: Options) -> tuple[Job, Found]:
         return Seen(answer.kind, answer.where, answer.expected, answer.observed)
 
     entries = known_entries(chosen)
-    found = simpler(job.case, judged, lambda case: answered(case, entries).known)
-    if found is None or (found[1].kind, found[1].where) != (finding.kind, finding.where):
+    first = Seen(finding.kind, finding.where, finding.expected, finding.observed)
+    case, seen = simpler(job.case, first, judged, lambda case: answered(case, entries).known)
+    if case == job.case:
         return job, finding
-    case, seen = found
     told = {"expected": seen.expected, "observed": seen.observed}
     if isinstance(finding, DivergenceRecord):
         record = msgspec.structs.replace(finding, explicit=explicit[case.id], **told)

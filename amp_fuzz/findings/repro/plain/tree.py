@@ -265,7 +265,7 @@ def _quoted(text: str) -> str:
 def _wrapped(line: str) -> str:
     """Break a long line between the items of its lists."""
     pad = line[: len(line) - len(line.lstrip())]
-    if len(line) <= WIDTH or not re.match(r" *\w+ = torch\.\w+\(\[", line):
+    if len(line) <= WIDTH or not re.match(r" *\w+ = .*torch\.tensor\(\[", line):
         return line
     return textwrap.fill(
         line, WIDTH, subsequent_indent=f"{pad}    ", break_long_words=False, break_on_hyphens=False
