@@ -341,3 +341,9 @@ def test_honest_backends_exit_0(run_script: Run, name: str) -> None:
     assert code == 0, script + printed + complained
     lines = [line for line in script.splitlines() if line and not line.startswith(("#", "import"))]
     assert len(lines) <= 18, script
+
+
+def test_a_name_with_two_meanings_stays() -> None:
+    lines = "observed = w1.grad\nobserved = observed + 1\nsys.exit(differs(observed))"
+    code = f"def differs(observed):\n    return observed\n\n\n{lines}"
+    assert "observed = w1.grad\nobserved = observed + 1" in plain(code)

@@ -15,6 +15,7 @@ from amp_fuzz.findings.repro.plain.tree import (
     called,
     expression,
     function_of,
+    is_load,
     loads,
     names_of,
     put,
@@ -241,6 +242,10 @@ def together(tree: ast.Module) -> None:
 def forwarded(tree: ast.Module) -> None:
     """Write what is compared where it is compared."""
     for name in ("value", "observed"):
+        stored = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == name]
+        parameters = [n for n in ast.walk(tree) if isinstance(n, ast.arg) and n.arg == name]
+        if parameters or sum(not is_load(n) for n in stored) != 1:
+            continue  # it has another meaning too
         for block in blocks(tree.body):
             for node in list(block):
                 if assigned(node) != name:
@@ -249,8 +254,6 @@ def forwarded(tree: ast.Module) -> None:
                 if isinstance(value, ast.Name | ast.Attribute):
                     block.remove(node)
                     tree.body[:] = [put(n, {name: value}) for n in tree.body]  # type: ignore[misc]
-                    return forwarded(tree)
-    return None
 
 
 def returning(tree: ast.Module) -> None:
