@@ -169,10 +169,20 @@ class PythonBackend(_Linear):
 
     def layers_source(self) -> list[str]:
         """Return the source that makes the regions and the layer, over the stub."""
-        layers = "from amp_fuzz.backends.te.layers import python_recipe, te_layers"
-        stub = "from amp_fuzz.backends.te.stub import install"
         regions = "fp8, fp8_linear, checkpoint = te_layers(install(), python_recipe, device)"
-        return [f"{layers}\n{stub}", regions]
+        imported = "from amp_fuzz.backends.te.stub import install"
+        return [imported, *map(source_of, _LAYERS), regions]
+
+    def short(self, code: str) -> str:
+        """Return a script that imports the layers too: it needs amp-fuzz anyway, for the stub."""
+        first, *others = map(source_of, _LAYERS)
+        for source in others:
+            code = code.replace(source, "")
+        imported = "from amp_fuzz.backends.te.layers import python_recipe, te_layers"
+        return code.replace(first, imported)
+
+
+_LAYERS = (te_layers, te_recipe, python_recipe)
 
 
 def _unbiased(body: tuple[Node, ...], recipe: str) -> tuple[Node, ...]:
