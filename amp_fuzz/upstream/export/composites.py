@@ -43,6 +43,37 @@ print(Product()(*inputs).dtype)  # torch.bfloat16
 torch.export.export(Product(), inputs)
 # RuntimeError: expected scalar type torch.bfloat16 but found torch.float32
 ```
+
+## export-asserted-dtypes: an exported program raises where it converts what an LSTM returned
+
+```python
+class Module(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = torch.nn.LSTM(2, 2)
+
+    def forward(self, x):
+        return self.lstm(x)[0].float()
+
+
+x = torch.ones(1, 2)
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    program = torch.export.export(Module(), (x,)).module()
+    program(x)
+# RuntimeError: Tensor dtype mismatch! Expected: Float, Got: c10::BFloat16
+```
+
+**What torch does** (2.9.1 to 2.15.0, CPU). An export writes an assertion before each conversion: the dtype that it saw. It
+saw fake tensors. Autocast does not cast what is inside an LSTM, a sparse product, or in inference mode any composite op,
+for fake tensors; it does when the program runs. Without the conversion the program is right. With
+it, the export may also return the converted value in place of the other one.
+
+**What the documentation says.** An exported program "is a sound representation of the original
+program" (https://docs.pytorch.org/docs/stable/export.html).
+
+**What the entry explains.** This error, unless it comes without autocast too.
+
+**Upstream.** Not reported that we know of.
 """
 
 from __future__ import annotations
@@ -252,6 +283,31 @@ BUGS = (
                     under(InferenceMode(), call("einsum", "ij,j", "x0", "x1")),
                     backward="none",
                 ),
+            ),
+        ),
+    ),
+    Bug(
+        id="export-asserted-dtypes",
+        what="an exported program raises where it converts what an LSTM or a sparse product computed under autocast",
+        why="it asserts the dtypes of the fake tensors of the export, and inside those ops autocast casts only real ones",
+        torch=">=2.9",
+        seen="2.15.0",
+        harm="raises",
+        backends=("export*",),
+        kinds=("raise",),
+        ops=("*",),
+        expected="^no error$",
+        observed="Tensor dtype mismatch!",
+        examples=(
+            Example(
+                "export",
+                case(
+                    [x("x0", 2, 2)],
+                    call("sparse.mm", "x0", "x0"),
+                    call("float", "v0", form="method", to="v1"),
+                    backward="none",
+                ),
+                wrong="",
             ),
         ),
     ),
