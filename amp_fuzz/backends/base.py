@@ -145,8 +145,8 @@ class Facts:
     is no finding of a check. library: the one that it needs besides torch. installs: what pip must
     install for scripts that run it with amp-fuzz. scripts: whether a script without amp-fuzz can
     show a case. imports: the modules that its library imports at the first call, where that takes
-    seconds. implements: the facts about each of its cases by which promises of torch's documents are
-    about it (`amp_fuzz.records.facts`); none if torch promises nothing about it.
+    seconds. implements: the facts about each of its cases by which promises of torch's documents
+    are about it (`amp_fuzz.records.facts`); none if torch promises nothing about it.
     """
 
     area: str = ""

@@ -171,11 +171,11 @@ class PythonBackend(_Linear):
         """Return the source that makes the regions and the layer, over the stub."""
         regions = "fp8, fp8_linear, checkpoint = te_layers(install(), python_recipe, device)"
         imported = "from amp_fuzz.backends.te.stub import install"
-        return [imported, *map(source_of, _LAYERS), regions]
+        return [imported, *(source_of(layer) for layer in _LAYERS), regions]
 
     def short(self, code: str) -> str:
         """Return a script that imports the layers too: it needs amp-fuzz anyway, for the stub."""
-        first, *others = map(source_of, _LAYERS)
+        first, *others = (source_of(layer) for layer in _LAYERS)
         for source in others:
             code = code.replace(source, "")
         imported = "from amp_fuzz.backends.te.layers import python_recipe, te_layers"

@@ -306,6 +306,7 @@ BUGS = (
                     call("sparse.mm", "x0", "x0"),
                     call("float", "v0", form="method", to="v1"),
                     backward="none",
+                    returns=["v1"],
                 ),
                 wrong="",
             ),
