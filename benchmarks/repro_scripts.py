@@ -2,10 +2,10 @@
 
     python benchmarks/repro_scripts.py [ID ...] [--scripts=FOLDER] [--no-run]
 
-Writes the script of each known bug that has a case, as `amp-fuzz repro ID --no-run` prints it, each
-in a process of its own, then runs it in another: a fork of one that has imported torch. lines:
-those that are neither an import, nor empty, nor a comment. code: the script's exit code: 1 if it
-reproduces, null if it had to be ended.
+Writes the script of each known bug that has a case, as `amp-fuzz repro ID` tries it first, in a
+process of its own, then runs it in another: a fork of one that has imported torch. lines: those
+that are neither an import, nor empty, nor a comment. code: the script's exit code: 1 if it
+reproduces, null if it had to be ended. Where it is not 1, `repro` writes the next script.
 
 Writes ``benchmarks/repro_scripts.json``. With ids, only their rows are measured again.
 """

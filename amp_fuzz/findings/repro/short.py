@@ -25,7 +25,7 @@ from amp_fuzz.findings.repro.plain import plain
 from amp_fuzz.oracle.rounding import CONFIRM, THRESHOLD
 from amp_fuzz.reference.shadow.band import UNIT_ROUNDOFF, unit
 
-__all__ = ["short"]
+__all__ = ["WHOLE", "short"]
 
 
 def short(
@@ -36,7 +36,7 @@ def short(
     named: the id of the case that was found, if this one is simpler. The other arguments, the
     errors and the exit codes are those of `amp_fuzz.findings.repro.script.repro`.
     """
-    if full.ours_alone(backend, finding) or finding.kind in _WHOLE:
+    if full.ours_alone(backend, finding) or finding.kind in WHOLE:
         return full.repro(case, backend, finding, prefix=prefix)
     parts = full.pieces(case, backend, finding, kinds=_KINDS)
     configuration = parts.configuration
@@ -59,7 +59,7 @@ def short(
 
 _OF_BACKWARD = r"^torch\._functorch\.config\.(backward_pass_autocast|donated_buffer) = .*\n?"
 
-_WHOLE = ("relation", "nondeterminism", "crash", "timeout")
+WHOLE = ("relation", "nondeterminism", "crash", "timeout")
 """Kinds that are told by several runs."""
 
 

@@ -116,12 +116,13 @@ def repro(
     form = "issue" if check else form
     what = "test" if form in _TESTS else form
     ran, failed, written = "script" if form == "issue" else what, "", Written("", "")
-    for write in _writers(job, chosen, form, last_good):
+    writers = list(_writers(job, chosen, form, last_good))
+    for left, write in zip(reversed(range(len(writers))), writers, strict=True):
         with waiting(f"writing the {what}"):
             written = write()
         failed = ""
-        if not runs:
-            break
+        if not runs and not left:
+            break  # a shorter script is tried all the same: it must reproduce to be chosen
         from amp_fuzz.findings.repro.trial import tried
         from amp_fuzz.findings.repro.unit_tests import EXPECTED
 
@@ -148,7 +149,7 @@ def repro(
         which = "whose script" if form == "issue" else "which"
         good = f", {which} reproduces the finding" * (runs and not failed)
         say(f"wrote {output}{good}; {_next(form, output)}")
-    if failed:
+    if failed and runs:
         said = f"amp-fuzz: the {ran} does not reproduce the finding here: {failed}"
         click.echo(clean_lines(said), err=True)
     return _checked(written, not failed, environ, chosen) if check else Exit.OK
@@ -202,12 +203,15 @@ def _writers(job: Job, chosen: Options, form: Form, last_good: str = "") -> Iter
     if form in _TESTS:
         yield lambda: _alone(code_of(job, chosen, form))
         return
+    from amp_fuzz.findings.repro.short import WHOLE
+
     found = _examined(job, chosen) if form == "issue" else None
     finding: Found | None = found.record if found else _found(job, chosen, form)
     assert finding is not None
     simple, seen = _simpler(job, finding, chosen)
     tries = [(simple, seen, True), (job, finding, True), (job, finding, False)]
-    for one, seen, brief in tries[simple.case == job.case :]:
+    whole = finding.kind in WHOLE
+    for one, seen, brief in tries[2 if whole else simple.case == job.case :]:
         script = partial(_script, one, seen, named=job.case.id, brief=brief, apart=form == "issue")
         if found is None:
             yield lambda script=script: _alone(script())  # type: ignore[misc]
