@@ -378,7 +378,7 @@ def bare(case: Case) -> Case:
 
 
 def unentered(case: Case) -> Case:
-    """Return the case without autocast contexts, its program entered as far as it is with them."""
+    """Return the case without autocast contexts, its program entered as it is with them."""
     return bare(case).with_plan(entry=_UNENTERED.get(case.plan.entry, case.plan.entry))
 
 

@@ -15,7 +15,7 @@ from amp_fuzz.backends import Backend
 from amp_fuzz.backends.base import kernels_of, mixes, shadows_of, unsupported
 from amp_fuzz.backends.determinism import Spread
 from amp_fuzz.backends.harness import Observation
-from amp_fuzz.cases.case import Case, single, unentered
+from amp_fuzz.cases.case import Case, bare, single, unentered
 from amp_fuzz.cases.program import returning_all
 from amp_fuzz.oracle import gauge
 from amp_fuzz.oracle.attribution import NONE, Own
@@ -162,8 +162,11 @@ class Trial:
         """Return the trial of the case without autocast.
 
         A case that only runs under autocast, because its operands have two dtypes, runs in float32.
+        Of several calls the first alone is of a custom op or function, so that there is no explicit
+        program: then it stays one.
         """
-        plain, alone = unentered(self.case), replace(self, ways=nullcontext)  # no casts, no pass
+        without = unentered if self.case.plan.calls > 1 else bare
+        plain, alone = without(self.case), replace(self, ways=nullcontext)  # no casts, no pass
         expected = alone.refer(plain)
         if expected.raised and raised(expected) != raised(self.refer(self.case)):
             plain = single(plain)

@@ -77,7 +77,8 @@ def test_tasks_add_up_to_the_cases_of_each_backend(cases: int, aimed: int) -> No
 
 def test_each_family_gets_its_share() -> None:
     tasks = plan_tasks(replace(SETTINGS, ops=(), cases=5000), [eager()])
-    pool = usable(CATALOGUE.values(), "cpu")
+    drawn = usable(CATALOGUE.values(), "cpu")
+    pool = [op for op in drawn if eager().supports(op.name, "function")]
     sizes = Counter(op.family for op in pool)
     assert {t.family for t in tasks} == set(sizes)
     for task in tasks:

@@ -45,7 +45,9 @@ class Module(torch.nn.Module):
             with torch.autocast("cpu", enabled=False):
                 return torch.mm(x, w)
 
-        return torch.cond(x.sum() > 0, lambda x, w: product(x, w), lambda x, w: product(x, w), (x, w))
+        return torch.cond(
+            x.sum() > 0, lambda x, w: product(x, w), lambda x, w: product(x, w), (x, w)
+        )
 
 
 x, w = torch.full((2, 2), 1.001), torch.ones(2, 2, requires_grad=True)
