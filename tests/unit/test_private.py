@@ -67,8 +67,17 @@ def exists(name: str) -> bool:
             try:
                 here = importlib.import_module(".".join(parts[:depth]))
             except ImportError:
-                return False
+                return importable(name)
     return True
+
+
+def importable(name: str) -> bool:
+    """Return whether ``from`` finds a name in a module that a function of its name hides."""
+    module, _, last = name.rpartition(".")
+    try:
+        return hasattr(importlib.import_module(module), last)
+    except ImportError:
+        return False
 
 
 @pytest.mark.thorough

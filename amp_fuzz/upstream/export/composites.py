@@ -293,7 +293,7 @@ BUGS = (
         torch=">=2.9",
         seen="2.15.0",
         harm="raises",
-        backends=("export*",),
+        backends=("export", "export[strict]"),
         kinds=("raise",),
         ops=("*",),
         expected="^no error$",
