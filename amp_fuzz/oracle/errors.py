@@ -51,6 +51,7 @@ def _plain(text: str) -> str:
     text = re.sub(r"^[\w.:]+: ", "", text).partition(" Hint: ")[0].removesuffix(_ASIDE)
     text = re.sub(r"\b0x[0-9a-f]+", "0x", text)  # an address
     text = re.sub(r"\bline \d+\b", "line", text)  # of source that is made for the program
+    text = re.sub(r"<class '[\w.]+'>(, <class '[\w.]+'>)+", "classes", text)  # of what was saved
     text = _SPELLED.sub(lambda m: _DTYPES.get(m[1], m[1]), text)
     if _REFUSED.match(text):
         named = re.findall(r"\b(?:float|double|b?float\d+)\b", text)
