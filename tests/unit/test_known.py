@@ -1031,3 +1031,11 @@ def test_an_entry_of_other_versions_is_not_tried(
     needs_torch(">=2.13")
     monkeypatch.setattr("amp_fuzz.runs.setup.version", lambda _: release)
     assert ("scaled-mm-autocast" in {entry.id for entry in known_of(Options())}) == tried
+
+
+def test_an_asserted_dtype_is_explained_at_ops_that_fake_tensors_do_not_cast() -> None:
+    """At any other op, what an export was traced under may be wrong."""
+    entry = next(k for k in shipped() if k.id == "export-asserted-dtypes")
+    said = {"expected": "no error", "observed": "RuntimeError: Tensor dtype mismatch! Expected"}
+    assert entry.explains("raise", ["lstm"], **said)
+    assert not entry.explains("raise", ["mm", "float"], **said)
