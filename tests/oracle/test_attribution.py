@@ -743,6 +743,13 @@ def test_what_only_calls_in_a_row_show_is_the_backends_if_they_do_without_autoca
         assert judged(under_autocast(together(fault)), graph).outcome == "diverged"
         assert judged(together(fault), SEVERAL).outcome == "diverged", "each call is a graph"
     assert judged(together(both(row, times(2, "later1.v1"))), graph).outcome == "diverged"
+    other = both(times(2, "later0.v1"), times(3, "v710001"))
+    assert judged(together(other), graph).outcome == "diverged", "in other bits"
+
+    def otherwise(one: Case, seen: Observation) -> None:
+        raising("no kernel" if one.plan.later else "no memory")(one, seen)
+
+    assert judged(together(otherwise), graph).outcome == "diverged", "in another error"
 
 
 def test_without_autocast_a_custom_op_stays_one() -> None:

@@ -104,11 +104,11 @@ def repro(
     expected to fail. issue: Markdown for GitHub with the title in the first line. The case is
     judged again first.
 
-    --check writes an issue and holds it against the rules of PyTorch's template. It says which are
-    broken, a line each, and what to do.
-
     The script, or the test, then runs once in a new Python. If it does not reproduce the finding,
     stderr says so.
+
+    --check writes an issue and holds it against the rules of PyTorch's template. It says which are
+    broken, a line each, and what to do.
     """
     environ = dict(os.environ)  # as the reader's: backends may change ours
     chosen = resolve_options(given).options
