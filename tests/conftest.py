@@ -57,6 +57,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def autograd() -> None:
+    """Run the first backward pass of the process, for which autograd starts its threads.
+
+    A torch with CUDA and no GPU has eight fake ones once `torch.compile` has seen a `torch.cond`. A
+    first pass after that starts a thread for each, and nothing here can be forked any more.
+    """
+    torch.ones(1, requires_grad=True).sum().backward()
+
+
+@pytest.fixture(scope="session", autouse=True)
 def kept_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Have JAX keep what it compiles where these tests do, not with the user's.
 

@@ -797,6 +797,10 @@ def test_an_error_of_calls_in_one_graph_may_come_with_the_casts_of_the_first() -
     assert judged(several, graph).outcome == "backend"
     assert judged(under_autocast(several), graph).outcome == "diverged"
 
+    inverse = call("matrix_power.negative", "w1", -2)  # stays under autocast
+    kept = case([x("w1", 2, 2)], inverse, later=AROUND, reuse="graph")
+    assert judged(under_autocast(several), kept).outcome == "diverged"
+
 
 def test_a_gradient_that_should_not_be_there_need_not_have_the_same_bits() -> None:
     one = case([x("x0", 2, 2), x("w1", 2, 2)], call("neg", "x0"), call("mm", "x0", "x0", to="v1"))

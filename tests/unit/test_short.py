@@ -339,8 +339,8 @@ def test_honest_backends_exit_0(run_script: Run, name: str) -> None:
     script = short(of, on, Divergence("dtype", "v0", "this", "that"))
     code, printed, complained = run_script(script)
     assert code == 0, script + printed + complained
-    lines = [line for line in script.splitlines() if line and not line.startswith(("#", "import"))]
-    assert len(lines) <= 18, script
+    after = script[script.index("\nx0 = ") :]  # what sets a fake device up depends on the build
+    assert len([line for line in after.splitlines() if line]) <= 11, script
 
 
 def test_a_name_with_two_meanings_stays() -> None:

@@ -238,6 +238,17 @@ BUGS = (
                 ),
                 wrong="",
             ),
+            Example(  # where the scaler refuses a weight afterwards
+                "eager-cpu",
+                case(
+                    [x("x0", 2, 2), x("w1", 2, 2), x("w2", 2, dtype="float16")],
+                    call("mm", "x0", "w1"),
+                    under(Checkpoint(selective=True), call("mm", "x0", "w1", to="v1")),
+                    call("neg", "w2", to="v2"),
+                    scaler=True,
+                ),
+                wrong="",
+            ),
         ),
     ),
 )
